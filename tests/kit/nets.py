@@ -24,8 +24,9 @@ def save(
     weights: Mapping[str, Array],
     x: Sequence[Any],
     outputs: Mapping[str, Sequence[Any]],
+    producer: str = "",
 ) -> Path:
-    """Write a model with one input "x"."""
+    """Write a model with one input "x", as an exporter of that name does."""
     made = helper.make_graph(
         list(nodes),
         "net",
@@ -36,7 +37,8 @@ def save(
         ],
         [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
     )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(made, opset_imports=opsets, ir_version=8, producer_name=producer)
     save_onnx(model, str(path))
     return path
 

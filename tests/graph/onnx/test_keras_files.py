@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper
 
 import oocdl
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.trained import Part
 from oocdl.ops.registry import RULES
 from oocdl.optim import SGD
-from tests.kit.nets import save, write_data
+from tests.kit.nets import write_data
 from tests.kit.runs import losses_of
 from tests.kit.settings import EXACT
 
@@ -117,26 +115,6 @@ def test_numbers_of_the_code_are_not_trained() -> None:
     parts = {record.shape: record.part for record in folded}
     assert parts[1,] is Part.CONSTANT and parts[8, 1, 3, 3] is Part.TRAINED
     assert trained.count(Part.TRAINED) == (12, 717)
-
-
-@pytest.mark.parametrize(
-    ("name", "producer", "part"),
-    [
-        ("model/normalization/Sub/y:0", "tf2onnx", Part.CONSTANT),
-        ("model/Const_2:0", "tf2onnx", Part.CONSTANT),
-        ("model/dense/BiasAdd/ReadVariableOp:0", "tf2onnx", Part.TRAINED),
-        ("model/normalization/Sub/y:0", "another", Part.TRAINED),
-    ],
-)
-def test_names_of_tensorflow(name: str, producer: str, part: Part, tmp_path: Path) -> None:
-    node = helper.make_node("Sub", ["x", name], ["y"], "sub")
-    weights = {name: np.arange(3, dtype=np.float32)}
-    path = save(tmp_path / "m.onnx", [node], weights, ["b", 3], {"y": ["b", 3]})
-    model = onnx.load(path)
-    model.producer_name = producer
-    onnx.save(model, path)
-    (record,) = inspect_onnx(path).bind(RULES, {"x": (2, 3)}).trained.tensors
-    assert record.part is part
 
 
 def test_the_logits_of_a_softmax_before_a_transpose() -> None:

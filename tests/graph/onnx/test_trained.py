@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -286,6 +287,24 @@ def test_strict_lists_all_remarks(read: Read) -> None:
     read("mlp", "torchscript")[1].trained.refuse()  # nothing to refuse
 
 
+def written(
+    folder: Path,
+    nodes: Sequence[onnx.NodeProto],
+    weights: Mapping[str, Any],
+    producer: str = "",
+    shape: Sequence[int] = (2, 3),
+) -> Imported:
+    """What is read of nodes that make ``y`` of ``x`` [shape], as an exporter of that name writes them."""
+    arrays = {name: np.asarray(value, F) for name, value in weights.items()}
+    path = save(folder / "m.onnx", nodes, arrays, shape, {"y": ()}, producer)
+    return inspect_onnx(path).bind(RULES)
+
+
+def part_of(imported: Imported, name: str) -> Part:
+    (found,) = [one.part for one in imported.trained.tensors if one.name == name]
+    return found
+
+
 def test_a_gap_in_a_row_of_biases_of_an_unknown_exporter(tmp_path: Path) -> None:
     def layers(*with_bias: int) -> Imported:
         nodes, weights, x = [], {}, "x"
@@ -293,9 +312,8 @@ def test_a_gap_in_a_row_of_biases_of_an_unknown_exporter(tmp_path: Path) -> None
             names = [x, f"blocks.{n}.weight"] + ([f"blocks.{n}.bias"] if n in with_bias else [])
             x = "y" if n == 3 else f"a{n}"
             nodes.append(helper.make_node("Gemm", names, [x], f"n{n}"))
-            weights |= {name: np.ones((3, 3) if name.endswith("weight") else 3, F) for name in names[1:]}
-        path = save(tmp_path / "m.onnx", nodes, weights, ["batch", 3], {"y": ["batch", 3]})
-        return inspect_onnx(path).bind(RULES, {"x": (2, 3)})
+            weights |= {name: np.ones((3, 3) if name.endswith("weight") else 3) for name in names[1:]}
+        return written(tmp_path, nodes, weights)
 
     (remark,) = layers(0, 2, 3).trained.remarks
     assert remark.text.startswith("1 bias is missing in a row of numbered ones ('blocks.1.bias')")
@@ -303,13 +321,9 @@ def test_a_gap_in_a_row_of_biases_of_an_unknown_exporter(tmp_path: Path) -> None
     assert layers(0, 1, 2, 3).trained.remarks == ()
 
 
-def added(path: Path, name: str, producer: str) -> Imported:
+def added(folder: Path, name: str, producer: str) -> Imported:
     """x + name, of an exporter."""
-    node = helper.make_node("Add", ["x", name], ["y"], "add")
-    model = onnx.load(save(path, [node], {name: np.arange(3, dtype=F)}, ["b", 3], {"y": ["b", 3]}))
-    model.producer_name = producer
-    onnx.save(model, path)
-    return inspect_onnx(path).bind(RULES, {"x": (2, 3)})
+    return written(folder, [helper.make_node("Add", ["x", name], ["y"], "add")], {name: range(3)}, producer)
 
 
 @pytest.mark.parametrize(
@@ -323,9 +337,9 @@ def added(path: Path, name: str, producer: str) -> Imported:
 def test_names_of_buffers(names: str, of_torch: bool, of_others: bool, tmp_path: Path) -> None:
     for name in names.split():
         for producer, wanted in (("pytorch", of_torch), ("", of_others)):
-            remarks = added(tmp_path / "m.onnx", name, producer).trained.remarks
+            remarks = added(tmp_path, name, producer).trained.remarks
             assert any("may be a buffer" in remark.text for remark in remarks) == wanted, name
-    assert UNSAID in trained_text(added(tmp_path / "m.onnx", "w", "").trained)
+    assert UNSAID in trained_text(added(tmp_path, "w", "").trained)
     preset = inspect_onnx(write_unet3d(tmp_path / "u.onnx", classes=2, base=2, depth=1, size=(4, 4, 4)))
     assert UNSAID not in trained_text(preset.bind(RULES, {"image": (1, 1, 4, 4, 4)}).trained)
 
@@ -370,12 +384,8 @@ def test_names_tell_what_onnxsim_has_kept_no_other_trace_of(
         helper.make_node("Conv", ["h", *second], ["y"], f"{label}2"),
     ]
     shapes = [(3, 3, 1), (3,)] * 2
-    weights = {name: np.ones(shape, F) for name, shape in zip(names.split(), shapes, strict=True)}
-    path = save(tmp_path / "m.onnx", nodes, weights | {"_v_9": F(0.5)}, ["n", 3, 4], {"y": ["n", 3, 4]})
-    model = onnx.load(path)
-    model.producer_name = "pytorch"
-    onnx.save(model, path)
-    trained = inspect_onnx(path).bind(RULES, {"x": (2, 3, 4)}).trained
+    weights = {name: np.ones(shape) for name, shape in zip(names.split(), shapes, strict=True)}
+    trained = written(tmp_path, nodes, weights | {"_v_9": 0.5}, "pytorch", (2, 3, 4)).trained
     assert [record.name for record in trained.of(Part.CONSTANT)] == ["_v_9"]
     assert len(trained.remarks) == bool(wanted) and all(
         remark.text.startswith(wanted) for remark in trained.remarks
@@ -384,22 +394,9 @@ def test_names_tell_what_onnxsim_has_kept_no_other_trace_of(
 
 def test_names_are_shown_as_text(tmp_path: Path) -> None:
     name = "pe\x1b[31m\nall is well"
-    text = trained_text(added(tmp_path / "m.onnx", f"m.{name}", "pytorch").trained)
+    text = trained_text(added(tmp_path, f"m.{name}", "pytorch").trained)
     assert "m.pe\\x1b[31m\\nall is well" in text and "\x1b" not in text
     assert "all is well" not in [line.strip() for line in text.splitlines()]
-
-
-def role(path: Path, node: onnx.NodeProto, name: str, value: object, producer: str = "") -> Part:
-    """What a tensor is that a node reads beside x, behind a product."""
-    nodes = [helper.make_node("MatMul", ["x", "m"], ["h"], "product"), node]
-    weights = {"m": np.eye(3, dtype=F), name: np.asarray(value, F)}
-    model = onnx.load(save(path, nodes, weights, ["b", 3], {node.output[0]: ["b", 3]}))
-    model.producer_name = producer
-    onnx.save(model, path)
-    (found,) = [
-        one for one in inspect_onnx(path).bind(RULES, {"x": (2, 3)}).trained.tensors if one.name == name
-    ]
-    return found.part
 
 
 @pytest.mark.parametrize(
@@ -412,24 +409,28 @@ def role(path: Path, node: onnx.NodeProto, name: str, value: object, producer: s
         ("Add", "/fc/b", [0.5], "", Part.TRAINED),
         ("Add", "/fc/b", [0.5], "pytorch", Part.CONSTANT),
         ("Mul", "auto.cast.4", [0.5], "", Part.CONSTANT),
+        ("Sub", "model/normalization/Sub/y:0", [0.0, 1, 2], "tf2onnx", Part.CONSTANT),
+        ("Sub", "model/normalization/Sub/y:0", [0.0, 1, 2], "another", Part.TRAINED),
+        ("Sub", "model/Const_2:0", [0.0, 1, 2], "tf2onnx", Part.CONSTANT),
+        ("Sub", "model/dense/BiasAdd/ReadVariableOp:0", [0.0, 1, 2], "tf2onnx", Part.TRAINED),
     ],
 )
-def test_exponents_and_numbers(
+def test_what_a_name_and_a_value_tell(
     op: str, name: str, value: object, producer: str, part: Part, tmp_path: Path
 ) -> None:
-    assert role(tmp_path / "m.onnx", helper.make_node(op, ["h", name], ["y"]), name, value, producer) is part
+    """Of exponents, of numbers of the code, and of what TensorFlow names."""
+    nodes = [helper.make_node("MatMul", ["x", "m"], ["h"]), helper.make_node(op, ["h", name], ["y"])]
+    assert part_of(written(tmp_path, nodes, {"m": np.eye(3), name: value}, producer), name) is part
 
 
 @pytest.mark.parametrize(("kind", "part"), [("PARAMETER", Part.TRAINED), ("CONSTANT_TENSOR", Part.CONSTANT)])
 def test_an_exponent_is_what_the_exporter_says(kind: str, part: Part, tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    role(path, helper.make_node("Pow", ["h", "p"], ["y"]), "p", 2.0, "pytorch")
-    model = onnx.load(path)
+    node, path = helper.make_node("Pow", ["x", "p"], ["y"]), tmp_path / "m.onnx"
+    model = onnx.load(save(path, [node], {"p": np.array(2.0)}, (2, 3), {"y": ()}, "pytorch"))
     model.graph.value_info.append(helper.make_tensor_value_info("p", onnx.TensorProto.FLOAT, []))
     model.graph.value_info[0].metadata_props.add(key=KIND, value=kind)
     onnx.save(model, path)
-    tensors = inspect_onnx(path).bind(RULES, {"x": (2, 3)}).trained.tensors
-    assert [one.part for one in tensors if one.name == "p"] == [part]
+    assert part_of(inspect_onnx(path).bind(RULES), "p") is part
 
 
 @pytest.mark.parametrize(
@@ -445,13 +446,9 @@ def test_zeros_with_which_sequences_begin(
     name: str, value: float, producer: str, part: Part, tmp_path: Path
 ) -> None:
     """A state that PyTorch's files have by its name is a parameter; others write zeros for none."""
-    weights = {"w": np.ones((1, 2, 3), F), "r": np.ones((1, 2, 2), F), name: np.full((1, 4, 2), value, F)}
+    weights = {"w": np.ones((1, 2, 3)), "r": np.ones((1, 2, 2)), name: np.full((1, 4, 2), value)}
     node = helper.make_node("RNN", ["x", "w", "r", "", "", name], ["y"], "n", hidden_size=2)
-    model = onnx.load(save(tmp_path / "m.onnx", [node], weights, [5, 4, 3], {"y": [5, 1, 4, 2]}))
-    model.producer_name = producer
-    onnx.save(model, tmp_path / "m.onnx")
-    record = inspect_onnx(tmp_path / "m.onnx").bind(RULES).trained
-    assert [one.part for one in record.tensors if one.name == name] == [part]
+    assert part_of(written(tmp_path, [node], weights, producer, (5, 4, 3)), name) is part
 
 
 @pytest.mark.parametrize(
@@ -459,37 +456,28 @@ def test_zeros_with_which_sequences_begin(
 )
 def test_weights_in_constant_nodes_are_told(name: str, producer: str, told: bool, tmp_path: Path) -> None:
     """PyTorch writes parameters as initializers; onnxsim makes Constant nodes of some."""
-    value = onnx.numpy_helper.from_array(np.eye(3, dtype=F))
     nodes = [
-        helper.make_node("Constant", [], [name], value=value),
+        helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(np.eye(3, dtype=F))),
         helper.make_node("MatMul", ["x", name], ["h"]),
         helper.make_node("Add", ["h", "b.bias"], ["y"]),
     ]
-    path = save(tmp_path / "m.onnx", nodes, {"b.bias": np.ones(3, F)}, ["n", 3], {"y": ["n", 3]})
-    model = onnx.load(path)
-    model.producer_name = producer
-    onnx.save(model, path)
-    remarks = inspect_onnx(path).bind(RULES, {"x": (2, 3)}).trained.remarks
-    assert [remark.text.partition(":")[0] for remark in remarks] == [
-        f"1 weight is in a Constant node ('{name}')"
-    ] * told
+    remarks = written(tmp_path, nodes, {"b.bias": np.ones(3)}, producer).trained.remarks
+    wanted = [f"1 weight is in a Constant node ('{name}')"] * told
+    assert [remark.text.partition(":")[0] for remark in remarks] == wanted
 
 
 @pytest.mark.parametrize("producer", ["", "pytorch"])
 def test_running_variances_are_those_of_the_framework(producer: str, tmp_path: Path) -> None:
     """ONNX defines them by the biased variance of a batch, PyTorch by the unbiased one."""
-    node = helper.make_node(
-        "BatchNormalization", ["x", "s", "b", "m", "v"], ["y", "m1", "v1"], training_mode=1
-    )
-    weights = {"s": np.ones(2, F), "b": np.zeros(2, F), "m": np.zeros(2, F), "v": np.ones(2, F)}
-    model = onnx.load(save(tmp_path / "m.onnx", [node], weights, [4, 2], {"y": [4, 2]}))
-    model.producer_name = producer
-    onnx.save(model, tmp_path / "m.onnx")
+    names, made = ["x", "s", "b", "m", "v"], ["y", "m1", "v1"]
+    node = helper.make_node("BatchNormalization", names, made, training_mode=1)
+    weights = {"s": np.ones(2), "b": np.zeros(2), "m": np.zeros(2), "v": np.ones(2)}
     x = np.random.default_rng(0).standard_normal((4, 2)).astype(F)
-    graph = inspect_onnx(tmp_path / "m.onnx").bind(RULES, training=True)
-    found = run(graph, torch.tensor(x))[graph.graph.updates["v"]].numpy()
+    read = written(tmp_path, [node], weights, producer, (4, 2))
+    found = run(read, torch.tensor(x))[read.graph.updates["v"]].numpy()
     norm = nn.BatchNorm1d(2)
     norm(torch.tensor(x))
+    model = onnx.load(tmp_path / "m.onnx")
     model.graph.output.append(helper.make_tensor_value_info("v1", onnx.TensorProto.FLOAT, [2]))
     _, wanted = ReferenceEvaluator(model.SerializeToString()).run(None, {"x": x})
     assert found == pytest.approx(norm.running_var.numpy() if producer else wanted, rel=1e-6)
