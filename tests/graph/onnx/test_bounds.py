@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from onnx import helper, parser
@@ -17,7 +15,7 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from tests.kit import nets
 from tests.kit.bombs import little_memory
-from tests.kit.onnx_kit import bound, conv_model, run
+from tests.kit.onnx_kit import bound, run
 
 HEAD = '<ir_version: 8, opset_import: ["": 17, "own": 1]>'
 X = f"{HEAD} net (float[2,3,4] x) => (float[p,q,r] y)"
@@ -78,18 +76,38 @@ BOMBS = {
         + "{ y = LSTM <hidden_size=3> (x, w, r) }",
         "nodes",
     ),
-    "parts": (X + "{ y = Split <axis=1, num_outputs=1099511627776> (x) }", "parts"),
+    "parts": (
+        X.replace('"": 17', '"": 18') + "{ y = Split <axis=1, num_outputs=1099511627776> (x) }", "parts"),
+}  # fmt: skip
+MALFORMED = {
+    "no outputs": (f"{HEAD} net (float[2] x) => () {{ y = Relu (x) }}", "it has no outputs"),
+    "an attribute left out": (X + "{ y = MaxPool (x) }", "node 'y' (MaxPool) has no attribute kernel_shape"),
+    "an attribute of another type": (
+        X + "{ y = Conv <pads=1.5> (x, x) }", "pads of type FLOAT; it has to be INTS"),
+    "an input left out": (
+        X + "{ y = Conv (x, , x) }", "node 'y' (Conv) has no input 1 (W), which it needs"),
+    "too many inputs": (X + "{ y = Relu (x, x) }", "node 'y' (Relu) has 2 inputs; it takes 1 to 1"),
+    "an axis that is not there": (X + "{ y = Transpose <perm=[0, 7, -9]> (x) }", "node 'y' (Transpose)"),
+    "an axis twice": (
+        X + "{ a = Constant <value_ints=[0, 0]> () y = Unsqueeze (x, a) }",
+        "(Unsqueeze): its operands and attributes do not fit (ValueError: repeated axis"),
+    "a permutation of nothing": (
+        X + "{ s = Softmax (x) y = Transpose <perm: ints = []> (s) }", "(Transpose)"),
+    "a permutation of something else": (
+        X + "{ s = Softmax <axis=1> (x) y = Transpose <perm=[0, 2, 2]> (s) }", "(Transpose)"),
+    "what does not fit": (
+        X.replace("2,3,4", "2,4,8,8") + "{ y = DepthToSpace <blocksize=0> (x) }",
+        "node 'y' (DepthToSpace): its operands and attributes do not fit (ZeroDivisionError"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BOMBS)
-def test_what_would_make_too_much_of_itself_is_refused(
+@pytest.mark.parametrize("case", [*BOMBS, *MALFORMED])
+def test_what_makes_too_much_of_itself_or_is_not_as_onnx_defines_it_is_refused(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lowering, "MOST_NODES", 2000)  # the bounds themselves take seconds
     monkeypatch.setattr(lowering, "MOST_CONSTANTS_BYTES", 8 << 20)
-    text, part = BOMBS[case]
-    text = text.replace('"": 17', '"": 18') if case == "parts" else text
+    text, part = {**BOMBS, **MALFORMED}[case]
     with pytest.raises(ModelError) as caught:
         bound(parser.parse_model(text), tmp_path, training=False)
     assert part in str(caught.value), caught.value
@@ -103,49 +121,6 @@ def test_a_window_over_more_channels_than_there_are_is_one_over_all(size: int, t
     x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
     wanted = x / (1 + 0.5 * (x * x).sum(1, keepdim=True)) ** 0.75
     np.testing.assert_allclose(run(imported, x)[imported.outputs[0][1]], wanted, rtol=1e-5)
-
-
-def node(op: str, inputs: str = "x", **attrs: object) -> onnx.ModelProto:
-    model = conv_model(nodes=[NODE(op, inputs.split(","), ["y"], name="n", **attrs)])
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
-    return model
-
-
-def without_outputs() -> onnx.ModelProto:
-    model = node("Relu")
-    del model.graph.output[:]
-    return model
-
-
-MALFORMED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
-    "no outputs": (without_outputs, "it has no outputs"),
-    "an attribute left out": (lambda: node("MaxPool"), "node 'n' (MaxPool) has no attribute kernel_shape"),
-    "an attribute of another type": (
-        lambda: node("Conv", "x,w", pads=1.5), "pads of type FLOAT; it has to be INTS"),
-    "an input left out": (lambda: node("Conv", "x,"), "node 'n' (Conv) has no input 1 (W), which it needs"),
-    "too many inputs": (lambda: node("Relu", "x,w"), "node 'n' (Relu) has 2 inputs; it takes 1 to 1"),
-    "an axis that is not there": (lambda: node("Transpose", perm=[0, 0, 7, -9]), "node 'n' (Transpose)"),
-    "an axis twice": (
-        lambda: parser.parse_model(X + "{ a = Constant <value_ints=[0, 0]> () y = Unsqueeze (x, a) }"),
-        "(Unsqueeze): its operands and attributes do not fit (ValueError: repeated axis"),
-    "a permutation of nothing": (
-        lambda: parser.parse_model(X + "{ s = Softmax (x) y = Transpose <perm: ints = []> (s) }"),
-        "(Transpose)"),
-    "a permutation of something else": (
-        lambda: parser.parse_model(X + "{ s = Softmax <axis=1> (x) y = Transpose <perm=[0, 2, 2]> (s) }"),
-        "(Transpose)"),
-    "what does not fit": (
-        lambda: node("DepthToSpace", blocksize=0),
-        "node 'n' (DepthToSpace): its operands and attributes do not fit (ZeroDivisionError"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", MALFORMED)
-def test_a_node_that_is_not_as_onnx_defines_it_is_named(case: str, tmp_path: Path) -> None:
-    make, part = MALFORMED[case]
-    with pytest.raises(ModelError) as caught:
-        bound(make(), tmp_path, training=False)
-    assert part in str(caught.value), caught.value
 
 
 def test_statistics_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -162,6 +137,8 @@ def test_statistics_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_text_is_shown(tmp_path: Path) -> None:
-    content = node("Relu", "wxyz").SerializeToString().replace(b"wxyz", b"w\xff\xfez")
+    content = (
+        parser.parse_model(X + "{ y = Relu (wxyz) }").SerializeToString().replace(b"wxyz", b"w\xff\xfez")
+    )
     with pytest.raises(ModelError, match=r"a name that is no UTF-8 text: b'w\\xff\\xfez'"):
         bound(content, tmp_path)

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, parser
 
 import oocdl
 from oocdl.errors import InputError, ModelError
@@ -270,34 +270,19 @@ def test_two_heads_names(tmp_path: Path) -> None:
     assert [port.name for port in model.outputs] == ["map", "class"]
 
 
-def numeric_model(path: Path, nodes: list[onnx.NodeProto], **arrays: Any) -> Path:
+def numbers_of(nodes: list[onnx.NodeProto], **arrays: Any) -> onnx.ModelProto:
     """x [2, 3] -> y, without the name of a producer."""
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray(data), name) for name, data in arrays.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    path.write_bytes(model.SerializeToString())
-    return path
+    return model_of(nodes, {"x": np.zeros((2, 3))}, ["y"], arrays, opset=17)
 
 
 def test_numbers_and_masks_are_no_weights(tmp_path: Path) -> None:
-    path = numeric_model(
-        tmp_path / "m.onnx",
-        [
-            helper.make_node("Mul", ["x", "scale"], ["a"]),
-            helper.make_node("Add", ["a", "val_3"], ["b"]),
-            helper.make_node("Mul", ["b", "gain"], ["y"]),
-        ],
-        scale=np.array(0.5, F),
-        val_3=np.array([0, -np.inf, 0], F),
-        gain=np.ones(3, F),
-        unused=np.ones(3, F),
-    )
-    imported = inspect_onnx(path).bind(RULES)
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["a"]),
+        helper.make_node("Add", ["a", "val_3"], ["b"]),
+        helper.make_node("Mul", ["b", "gain"], ["y"]),
+    ]
+    known = {"scale": 0.5, "val_3": [0, -np.inf, 0], "gain": np.ones(3), "unused": np.ones(3)}
+    imported = bound(numbers_of(nodes, **known), tmp_path)
     assert tuple(imported.weights) == ("gain",)
     assert [record.name for record in imported.trained.of(Part.CONSTANT)] == ["scale", "val_3"]
 
@@ -309,7 +294,7 @@ def test_numbers_that_are_not_finite_are_no_weights(
 ) -> None:
     node = helper.make_node("Where", ["which", "x", "other"], ["y"])
     known = {"which": np.array([True, False, True]), "other": np.full(shape, number, F)}
-    imported = inspect_onnx(numeric_model(tmp_path / "m.onnx", [node], **known)).bind(RULES)
+    imported = bound(numbers_of([node], **known), tmp_path)
     found = run(imported, torch.ones(2, 3))[imported.outputs[0][1]]
     np.testing.assert_array_equal(found, [[1, number, 1]] * 2)
     assert not imported.weights
@@ -321,9 +306,9 @@ def test_half_precision_is_read_as_the_precision(tmp_path: Path) -> None:
         helper.make_node("MatMul", ["h", "weight"], ["g"]),
         helper.make_node("Cast", ["g"], ["y"], to=TensorProto.FLOAT),
     ]
-    path = numeric_model(tmp_path / "m.onnx", nodes, weight=np.full((3, 4), 0.1, np.float16))
+    model = numbers_of(nodes, weight=np.full((3, 4), 0.1, np.float16))
     for precision in ("float32", "float64"):
-        imported = inspect_onnx(path).bind(RULES, precision=precision)
+        imported = bound(model, tmp_path, precision=precision)
         assert {value.dtype for value in imported.graph.values.values()} == {precision}
         assert imported.weights["weight"].read().dtype == precision
         assert [node.op for node in imported.graph.nodes] == ["Einsum"]
@@ -333,7 +318,7 @@ def test_weights_stay_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     weight = np.arange(300_000, dtype=F).reshape(100, 3000)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
-    numeric_model(path, nodes, w=weight[:3])
+    onnx.save(numbers_of(nodes, w=weight[:3]), path)
     assert load(path)[0].ByteSize() < 1000 < path.stat().st_size
     source = inspect_onnx(path).bind(RULES).weights["w"]
     assert source.data is None and source.path == path
