@@ -6,11 +6,12 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import oocdl
 from oocdl.errors import UnsupportedError
@@ -114,157 +115,148 @@ def test_a_file_that_was_not_compared_says_so(tmp_path: Path) -> None:
     assert model.bind(exporting.RULES, {"input": (2, 2, 8, 8)}).trained.notes == file.notes
 
 
-class Masked(nn.Module):
-    """Has a shorter way where no token is masked, which is left out where the code is traced."""
+class Does(nn.Module):
+    """Parts, and what is done with them and the input."""
 
-    def __init__(self, bonus: float) -> None:
+    def __init__(self, what: Callable[..., Any], **parts: nn.Module) -> None:
         super().__init__()
-        self.words, self.bonus = nn.Embedding(5, 4), bonus
+        self.what = what
+        for name, part in parts.items():
+            self.add_module(name, part)
 
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        x: torch.Tensor = self.words(ids)
-        if not torch.jit.is_tracing() and bool((mask == 1).all()):
-            return x.sum(1) + self.bonus
-        return (x * (mask != 0).to(x.dtype)[..., None]).sum(1)
+    def forward(self, x: Tensor) -> Any:
+        return self.what(self, x)
+
+
+class OfTokens(Does):
+    """The same of tokens and a mask."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Any:
+        return self.what(self, ids, mask)
 
 
 MASKED = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.int64)
 
 
-def test_what_is_decided_by_data_unless_it_is_traced_is_written_as_traced(tmp_path: Path) -> None:
-    file = oocdl.from_torch(Masked(0.0), MASKED, tmp_path / "net.onnx")
-    assert file.notes[0].startswith("the code decides by data in 'Masked' (test_comparison.py:")
-    assert {port.dims for port in inspect_onnx(tmp_path / "net.onnx").inputs} == {("batch", "ids_1")}
+def shorter(bonus: float) -> nn.Module:
+    """Has a shorter way where no token is masked, which is left out where the code is traced."""
+
+    def what(self: Any, ids: Tensor, mask: Tensor) -> Tensor:
+        x: Tensor = self.words(ids)
+        if not torch.jit.is_tracing() and bool((mask == 1).all()):
+            return x.sum(1) + bonus
+        return (x * (mask != 0).to(x.dtype)[..., None]).sum(1)
+
+    return OfTokens(what, words=nn.Embedding(5, 4))
 
 
-def test_a_short_way_that_is_another_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="its file is another network: its output"):
-        oocdl.from_torch(Masked(0.1), MASKED, tmp_path / "net.onnx")
-
-
-class Clamped(nn.Module):
+def clamped(self: Does, x: Tensor) -> Tensor:
     """Tames large numbers, but not where the code is traced."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        is_large = not torch.jit.is_tracing() and bool(x.abs().max() > 100)
-        return x.clamp(-100, 100) if is_large else x * 2
+    is_large = not torch.jit.is_tracing() and bool(x.abs().max() > 100)
+    return x.clamp(-100, 100) if is_large else x * 2
 
 
-def test_what_numbers_decide_unless_it_is_traced_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="a number that depends on data is read"):
-        oocdl.from_torch(Clamped(), torch.zeros(2, 4), tmp_path / "net.onnx")
-
-
-class Dropping(nn.Module):
+def dropping(rate: float) -> nn.Module:
     """Drops a layer at random, as encoders of transformers do."""
 
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.layer, self.rate = nn.Linear(4, 4), rate
+    def what(self: Any, x: Tensor) -> Tensor:
+        is_dropped = self.training and torch.rand([]) < rate
+        made: Tensor = x if is_dropped else x + self.layer(x)
+        return made
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        is_dropped = self.training and torch.rand([]) < self.rate
-        return x if is_dropped else x + self.layer(x)
-
-
-def test_layers_that_are_dropped_at_a_rate_of_0_are_written(tmp_path: Path) -> None:
-    oocdl.from_torch(Dropping(0.0), torch.zeros(2, 4), tmp_path / "net.onnx")
-    assert inspect_onnx(tmp_path / "net.onnx").inputs[0].dims == ("batch", 4)
-    with pytest.raises(UnsupportedError, match="a number that depends on data is read"):
-        oocdl.from_torch(Dropping(0.1), torch.zeros(2, 4), tmp_path / "net.onnx")
+    return Does(what, layer=nn.Linear(4, 4))
 
 
-class Placed(nn.Module):
-    """Looks up the place of a token by a sum over the mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(50, 8), nn.Embedding(14, 8)
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        x: torch.Tensor = self.words(ids) + self.places(mask.cumsum(1))
-        return x
+def placed(self: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """Looks up the place of a token by a sum over the mask: whole numbers are flags there."""
+    made: Tensor = self.words(ids) + self.places(mask.cumsum(1))
+    return made
 
 
-def test_whole_numbers_are_flags_where_sums_of_them_look_up_rows(tmp_path: Path) -> None:
-    oocdl.from_torch(Placed(), MASKED, tmp_path / "net.onnx")
-    assert inspect_onnx(tmp_path / "net.onnx").inputs[0].dims == ("batch", "ids_1")
-
-
-class Hidden(nn.Module):
+def hidden(self: Any, ids: Tensor, mask: Tensor) -> Tensor:
     """Adds the least number to the scores of masked keys, which for some samples are all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.parts = nn.Embedding(20, 8), nn.Linear(8, 48)
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.unflatten(-1, (2, 8)).transpose(1, 2) for x in self.parts(self.words(ids)).chunk(3, -1))
-        bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask != 1, torch.finfo(q.dtype).min)
-        return nn.functional.scaled_dot_product_attention(q, k, v, bias[:, None, None])
+    q, k, v = (x.unflatten(-1, (2, 8)).transpose(1, 2) for x in self.parts(self.words(ids)).chunk(3, -1))
+    bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask != 1, torch.finfo(q.dtype).min)
+    return nn.functional.scaled_dot_product_attention(q, k, v, bias[:, None, None])
 
 
-def test_attention_that_sees_no_key_is_compared_by_its_formula(tmp_path: Path) -> None:
-    oocdl.from_torch(Hidden(), MASKED, tmp_path / "net.onnx")
-
-
-class Gram(nn.Module):
+def gram(self: Any, x: Tensor) -> Tensor:
     """Products of features after a norm, whose gradient of one sample has an order that PyTorch misreads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.norm(x).flatten(2).transpose(1, 2)
-        return y @ y.transpose(1, 2)
+    y: Tensor = self.norm(x).flatten(2).transpose(1, 2)
+    return y @ y.transpose(1, 2)
 
 
-def test_gradients_of_norms_that_pytorch_gets_wrong_are_no_difference(tmp_path: Path) -> None:
-    oocdl.from_torch(Gram(), torch.zeros(2, 4, 3, 3), tmp_path / "net.onnx")
+def neighbours() -> nn.Module:
+    """The largest difference of features to those of the nearest points, some of which are equally near."""
 
-
-class Neighbours(nn.Module):
-    """The largest difference of features to those of the nearest points."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.edges = nn.Linear(6, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def what(self: Any, x: Tensor) -> Tensor:
         square = x.square().sum(-1)
         far = square[:, :, None] + square[:, None] - 2 * x @ x.transpose(1, 2)
         near = far.topk(3, largest=False).indices[..., None].expand(-1, -1, -1, x.shape[2])
         there = x[:, None].expand(-1, x.shape[1], -1, -1).gather(2, near)
-        made: torch.Tensor = self.edges(torch.cat([there - x[:, :, None], there], -1)).amax(2)
+        made: Tensor = self.edges(torch.cat([there - x[:, :, None], there], -1)).amax(2)
         return made
 
+    return Does(what, edges=nn.Linear(6, 4))
 
-def test_which_of_equally_near_points_are_taken_is_no_difference(tmp_path: Path) -> None:
-    oocdl.from_torch(Neighbours(), torch.zeros(2, 20, 3), tmp_path / "net.onnx")
+
+WRITTEN: dict[str, tuple[Callable[[], nn.Module], Any, tuple[str, ...]]] = {
+    "a short way that changes nothing": (lambda: shorter(0.0), MASKED, ("batch", "ids_1")),
+    "a rate of 0": (lambda: dropping(0.0), torch.zeros(2, 4), ("batch", "4")),
+    "sums that look up rows": (
+        lambda: OfTokens(placed, words=nn.Embedding(50, 8), places=nn.Embedding(14, 8)), MASKED,
+        ("batch", "ids_1")),
+    "no key is seen": (
+        lambda: OfTokens(hidden, words=nn.Embedding(20, 8), parts=nn.Linear(8, 48)), MASKED,
+        ("batch", "ids_1")),
+    "gradients that PyTorch gets wrong": (
+        lambda: Does(gram, norm=nn.BatchNorm2d(4)), torch.zeros(2, 4, 3, 3), ("batch", "4", "x_2", "x_3")),
+    "equally near points": (neighbours, torch.zeros(2, 20, 3), ("batch", "x_1", "3")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_no_difference_is_written(name: str, tmp_path: Path) -> None:
+    make, example, dims = WRITTEN[name]
+    file = oocdl.from_torch(make(), example, tmp_path / "net.onnx")
+    assert {tuple(map(str, port.dims)) for port in inspect_onnx(file).inputs} == {dims}
+    told = "the code decides by data in 'OfTokens' (test_comparison.py:"
+    assert any(note.startswith(told) for note in file.notes[:1]) == (
+        name == "a short way that changes nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "example", "why"),
+    [
+        (lambda: shorter(0.1), MASKED, "its file is another network: its output"),
+        (lambda: Does(clamped), torch.zeros(2, 4), "a number that depends on data is read"),
+        (lambda: dropping(0.1), torch.zeros(2, 4), "a number that depends on data is read"),
+    ],
+)
+def test_what_data_decide_unless_it_is_traced_is_refused(
+    make: Callable[[], nn.Module], example: Any, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match=why):
+        oocdl.from_torch(make(), example, tmp_path / "net.onnx")
 
 
 def test_a_file_that_takes_other_points_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     farthest = changed(attribute("TopK", "largest", 1))
     monkeypatch.setattr(exporting, "EXPORTERS", {"one": farthest})
     with pytest.raises(UnsupportedError, match="one: its file is another network"):
-        oocdl.from_torch(Neighbours(), torch.zeros(2, 20, 3), tmp_path / "net.onnx")
-
-
-class Heads(nn.Module):
-    """Two outputs in training mode, and the first one, times a factor, in evaluation mode."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor, self.heads = factor, nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
-        outputs = [head(x) for head in self.heads]
-        return outputs if self.training else self.factor * outputs[0]
+        oocdl.from_torch(neighbours(), torch.zeros(2, 20, 3), tmp_path / "net.onnx")
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
 def test_outputs_of_training_alone_are_no_difference(tmp_path: Path, factor: float) -> None:
-    made = oocdl.from_torch(Heads(factor), torch.zeros(2, 4), tmp_path / "heads.onnx")
+    """Two in training mode, and the first one, times a factor, in evaluation mode."""
+
+    def heads(self: Any, x: Tensor) -> Any:
+        outputs = [self.first(x), self.second(x)]
+        return outputs if self.training else factor * outputs[0]
+
+    module = Does(heads, first=nn.Linear(4, 3), second=nn.Linear(4, 3))
+    made = oocdl.from_torch(module, torch.zeros(2, 4), tmp_path / "heads.onnx")
     assert any("its output output_0 is off" in note for note in made.notes) == (factor != 1)
     assert not any("tensors" in note for note in made.notes)
