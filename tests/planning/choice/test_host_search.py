@@ -1,4 +1,4 @@
-"""How many workers get work, by which cuts: what travels counts, and more workers are never slower."""
+"""The fastest cuts that a budget allows, and how many workers get work: what travels counts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from oocdl.planning.choice import budget, host_search
+from oocdl.planning.choice.budget import cut, fastest_cut, predict_pass
 from oocdl.planning.choice.pass_kinds import compile_within
 from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.cost_model import NOMINAL
@@ -211,3 +212,17 @@ def test_a_wide_perceptron_does_not_send_its_weights(
 def test_few_weights_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_search, "weight_cuts", lambda _: pytest.fail("tried"))
     found_for(unet_draft(64), machine_of(2))
+
+
+def test_large_units_are_cut_along_classes_that_only_small_ones_need() -> None:
+    """A perceptron whose samples alone are cut reads all weights for each piece of them."""
+    draft = mlp_draft((256, 1024, 1024, 1024, 256), 256)
+    machine = Machine("torch", 2, 256 << 20, 70 << 20)
+    found = fastest_cut(draft, machine)
+    plain = cut(draft, machine, machine.unit_bytes)
+    assert found is not None and isinstance(plain, CompiledPass)
+    assert set(plain.plan.cuts) < set(found.compiled.plan.cuts)
+    assert found.compiled.plan.peak_unit_bytes > machine.unit_bytes / 2
+    simulated = predict_pass(plain.graph, machine, machine.capacity_bytes, keeps_old=True)
+    assert found.simulated.seconds < 0.8 * simulated.seconds
+    assert found.moved_bytes < simulated.moved_bytes

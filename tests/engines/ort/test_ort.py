@@ -1,4 +1,4 @@
-"""Kernels of the onnxruntime engine for values with their channels last, against PyTorch in float64."""
+"""The onnxruntime engine: kernels for channels last against PyTorch in float64, products on one thread."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from oocdl.engines.engine import get_engine
 from oocdl.engines.ort import blocks, ort_windows
 from oocdl.engines.ort.blocks import block
-from oocdl.engines.ort.ort_engine import OnnxRuntimeEngine
+from oocdl.engines.ort.ort_engine import OnnxRuntimeEngine, make_engine
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
@@ -136,3 +137,9 @@ def test_a_processor_without_blocks_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(blocks, "DOMAIN", "com.microsoft.nothing")
     with pytest.warns(UserWarning, match="no kernels for channels in blocks"):
         assert blocks.block.__wrapped__() == 1
+
+
+def test_an_engine_gives_products_one_thread() -> None:
+    with threadpool_limits(2, user_api="blas"):  # those of before, afterwards
+        make_engine()
+        assert {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"} == {1}
