@@ -152,11 +152,17 @@ Composites are rewritten into others after gradients and before cuts.
 """
 
 
+FEW_DIGITS = r"test_(averagepool_2d_ceil_last_window|gridsample)"
+"""ONNX's tests whose results are written with four digits."""
+
+
 def _difference(found: Any, wanted: Any, case: Any) -> None:
-    """AssertionError if an output of a test is not ONNX's."""
+    """AssertionError if an output of a test is not ONNX's, but for rounding."""
     assert found.shape == wanted.shape, case.name
     numbers = [np.asarray(array, np.float64) for array in (found, wanted)]
-    np.testing.assert_allclose(*numbers, case.rtol, max(case.atol, 1e-6), err_msg=case.name)
+    exact = wanted.dtype in (np.float32, np.float64) and not re.match(FEW_DIGITS, case.name)
+    rtol = min(case.rtol, 1e-5) if exact else case.rtol
+    np.testing.assert_allclose(*numbers, rtol, max(case.atol, 1e-6), err_msg=case.name)
 
 
 @cache
