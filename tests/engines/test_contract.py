@@ -56,13 +56,6 @@ def check(engine: Engine, case: Case, dtype: str, tolerance: float) -> None:
             np.testing.assert_array_equal(got, want)
 
 
-@by_operator(CASES)
-def test_float32(engine: Engine, cases: list[Case]) -> None:
-    for case in cases:
-        with told(case):
-            check(engine, case, "float32", case.tolerance)
-
-
 @pytest.mark.parametrize("name", [*WIDE, *DEVICES])
 @by_operator([case for case in CASES if case.attrs.get("to") != "float32"])
 def test_float64(cases: list[Case], name: str) -> None:
@@ -211,9 +204,10 @@ def placed(array: Array, offset: int) -> Array:
 
 
 @by_operator(CASES)
-def test_same_bits_again_and_elsewhere(engine: Engine, cases: list[Case]) -> None:
+def test_float32_has_the_same_bits_again_and_elsewhere(engine: Engine, cases: list[Case]) -> None:
     for case in cases:
         with told(case):
+            check(engine, case, "float32", case.tolerance)
             check_bits(engine, case)
 
 

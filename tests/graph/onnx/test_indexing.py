@@ -31,29 +31,23 @@ def ids(extent: int, *shape: int) -> Any:
     return RANDOM.integers(-extent, extent, size=shape)
 
 
-def scatter_nd(x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, add: bool = False) -> torch.Tensor:
+def scatter_nd(x: torch.Tensor, i: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """One after another, as ONNX writes it."""
     result, k = x.clone(), i.shape[-1]
     for place, row in zip(i.reshape(-1, k), u.reshape(-1, *x.shape[k:]), strict=True):
-        at = tuple(place.tolist())
-        result[at] = result[at] + row if add else row
+        result[tuple(place.tolist())] = row
     return result
 
 
-def scatter_elements(
-    x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, axis: int, add: bool = False
-) -> torch.Tensor:
+def scatter_elements(x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, axis: int) -> torch.Tensor:
     result = x.clone()
     for place in np.ndindex(*i.shape):
-        at = (*place[:axis], int(i[place]), *place[axis + 1 :])
-        result[at] = result[at] + u[place] if add else u[place]
+        result[(*place[:axis], int(i[place]), *place[axis + 1 :])] = u[place]
     return result
 
 
 def gather_elements(x: torch.Tensor, i: torch.Tensor, axis: int) -> torch.Tensor:
-    places = list(torch.meshgrid(*(torch.arange(n) for n in i.shape), indexing="ij"))
-    places[axis] = i
-    return x[tuple(places)]
+    return x.gather(axis, i % x.shape[axis])
 
 
 def pairs(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
@@ -62,7 +56,7 @@ def pairs(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
 
 def reduced(x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, axis: int, how: str) -> torch.Tensor:
     """PyTorch's scatter_reduce, for indices that count from the end, too."""
-    return x.scatter_reduce(axis, i % x.shape[axis], u, {"mul": "prod"}.get(how, f"a{how}"))
+    return x.scatter_reduce(axis, i % x.shape[axis], u, {"mul": "prod", "add": "sum"}.get(how, f"a{how}"))
 
 
 def reduced_pairs(x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, how: str) -> torch.Tensor:
@@ -88,24 +82,19 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any], Callable[..., Any]]] = {
         "GatherND", [X, ids(5, 3, 1)], {"batch_dims": 1},
         lambda x, i: torch.stack([y[k[0]] for y, k in zip(x, i, strict=True)])),
     "scatter-nd": ("ScatterND", [X, AT([[2], [0], [2]]), numbers(3, 5, 2)], {}, scatter_nd),
-    "scatter-nd-add": (
-        "ScatterND", [X, TWICE, numbers(2, 2, 2)], {"reduction": "add"}, partial(scatter_nd, add=True)),
     "scatter-elements": (
         "ScatterElements", [X, ids(5, 3, 4, 2), numbers(3, 4, 2)], {"axis": 1},
         partial(scatter_elements, axis=1)),
-    "scatter-elements-add": (
-        "ScatterElements", [X, ids(2, 2, 5, 3), numbers(2, 5, 3)], {"axis": 2, "reduction": "add"},
-        partial(scatter_elements, axis=2, add=True)),
     **{
         f"scatter-elements-{how}": (
             "ScatterElements", [X, ids(2, 2, 5, 3), numbers(2, 5, 3)], {"axis": 2, "reduction": how},
             partial(reduced, axis=2, how=how))
-        for how in ("mul", "max", "min")
+        for how in ("add", "mul", "max", "min")
     },
     **{
         f"scatter-nd-{how}": (
             "ScatterND", [X, TWICE, numbers(2, 2, 2)], {"reduction": how}, partial(reduced_pairs, how=how))
-        for how in ("mul", "max", "min")
+        for how in ("add", "mul", "max", "min")
     },
 }  # fmt: skip
 

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from oocdl.engines.engine_registry import ENGINES
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.onnx.reader import Imported
 from oocdl.ops.registry import RULES
 from oocdl.testing import run_graph
+from tests.kit.lowered import model_of
 from tests.kit.onnx_kit import bound
 
 SHAPE = (40, 50)
@@ -22,14 +23,7 @@ SHAPE = (40, 50)
 
 def reading(nodes: list[onnx.NodeProto], folder: Path, training: bool = True) -> Imported:
     """The graph of nodes that make ``y`` of ``x`` and the number ``p``."""
-    graph = helper.make_graph(
-        nodes,
-        "random",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.array(0.75, np.float32), "p")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    model = model_of(nodes, {"x": np.zeros(SHAPE)}, ["y"], {"p": 0.75}, opset=22)
     return bound(model, folder, training=training)
 
 

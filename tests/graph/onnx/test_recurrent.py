@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.onnx.lower import lower_sequences
+from tests.kit.lowered import model_of
 from tests.kit.onnx_kit import bound, run
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -41,20 +42,13 @@ def node_model(
     shapes |= {"B": (directions, 2 * width)} if bias else {}
     shapes |= dict.fromkeys(("h0", "c0")[: len(OUTPUTS[op]) - 1], start) if states else {}
     shapes |= {"P": (directions, 3 * hidden)} if peepholes else {}
-    tensors = [
-        numpy_helper.from_array(random.normal(size=shape).astype("f4") / 2, name)
-        for name, shape in shapes.items()
-    ]
+    tensors = {name: random.normal(size=shape) / 2 for name, shape in shapes.items()}
     there = {"x", *shapes, *(["lengths"] if lengths is not None else [])}
     names = [name if name in there else "" for name in ("x", "W", "R", "B", "lengths", "h0", "c0", "P")]
     names = names[: max(place for place, name in enumerate(names) if name) + 1]
-    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
-    if lengths is not None:
-        ports.append(helper.make_tensor_value_info("lengths", TensorProto.INT32, lengths.shape))
     made = helper.make_node(op, names, OUTPUTS[op], name="layer", hidden_size=hidden, **attrs)
-    outs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in OUTPUTS[op]]
-    graph = helper.make_graph([made], "g", ports, outs, tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    inputs = {"x": x} if lengths is None else {"x": x, "lengths": lengths}
+    return model_of([made], inputs, OUTPUTS[op], tensors, opset=17)
 
 
 def found(model: onnx.ModelProto, x: Array, lengths: Array | None, folder: Path) -> list[Array]:
@@ -69,7 +63,8 @@ def found(model: onnx.ModelProto, x: Array, lengths: Array | None, folder: Path)
 def wanted(model: onnx.ModelProto, x: Array, lengths: Array | None) -> list[Array]:
     """What ONNX Runtime computes."""
     runtime = pytest.importorskip("onnxruntime")
-    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    typed = onnx.shape_inference.infer_shapes(model).SerializeToString()
+    session = runtime.InferenceSession(typed, providers=["CPUExecutionProvider"])
     feeds = {"x": x} | ({} if lengths is None else {"lengths": lengths})
     results: list[Array] = session.run(None, feeds)
     return results

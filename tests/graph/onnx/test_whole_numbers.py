@@ -19,6 +19,7 @@ from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops import RULES
 from oocdl.testing import run_graph
+from tests.kit import lowered
 from tests.kit.onnx_kit import bound
 from tests.kit.whole_cases import KINDS, WholeCase, cases, model_of
 
@@ -169,13 +170,6 @@ def test_a_type_stays_with_its_value(way: str, tmp_path: Path) -> None:
     last = helper.make_node("Add", ["m", "m"], ["double"], name="double")
     end = helper.make_node("Div", ["double", "two"], ["y"], name="y")
     known = {"shape": np.array([-1]), "zero": np.array(0), "two": np.array(2, "i1")}
-    graph = helper.make_graph(
-        [SUM, *WAYS[way], last, end],
-        "way",
-        [helper.make_tensor_value_info("x", TensorProto.INT8, x.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.INT8, None)],
-        [onnx.numpy_helper.from_array(array, name) for name, array in known.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    model = lowered.model_of([SUM, *WAYS[way], last, end], {"x": x}, ["y"], known)
     (truth,) = wanted(model, {"x": x})
     np.testing.assert_array_equal(found(model, {"x": x}, "torch", tmp_path)[0], truth)
