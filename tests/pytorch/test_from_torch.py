@@ -602,18 +602,6 @@ def test_equal_tensors_stay_apart_and_ties_together(tmp_path: Path, monkeypatch:
         assert known is not None and known.initializer_of("head.weight") == "table.weight"
 
 
-class Times(nn.Module):
-    """Multiplies by a number that a function gives."""
-
-    def __init__(self, number: Callable[[], Any]) -> None:
-        super().__init__()
-        self.weight, self.number = nn.Parameter(torch.ones(3)), number
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = x * self.weight * self.number()
-        return made
-
-
 NUMBERS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "divided": (lambda: torch.tensor(1.0) / 3, "the code rounds to float32 in"),
     "filled": (lambda: torch.full((1,), 0.1), "the code rounds to float32 in"),
@@ -630,7 +618,7 @@ def test_numbers_that_float64_does_not_have_are_told(
     number, note = NUMBERS[name]
     monkeypatch.setattr(exporting, "EXPORTERS", {exporter: EXPORTERS[exporter]})
     for dtype in (torch.float64, torch.float32):
-        module, x = Times(number).to(dtype), torch.ones(2, 3, dtype=dtype)
+        module, x = Does(lambda self, x, y: y * number()).to(dtype), torch.ones(2, 3, dtype=dtype)
         notes = oocdl.from_torch(module, x, tmp_path / "net.onnx").notes
         if note is None or dtype == torch.float32:
             assert not notes

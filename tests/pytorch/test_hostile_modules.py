@@ -11,7 +11,6 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -180,25 +179,18 @@ def recomputed(self: Does, x: Tensor, y: Tensor) -> Tensor:
     return made
 
 
-@dataclass(frozen=True)
-class Case:
-    """A module, the shape of a sample, and what is to come of it."""
-
-    make: Callable[[], nn.Module]
-    shape: tuple[int, ...] = (4,)
-    refused: str = ""
-    """A pattern of the refusal; '' for a module that trains as PyTorch does."""
-    batch: int = 2
+Case = tuple[Callable[[], nn.Module], tuple[int, ...], str, int]
+"""A module, the shape of a sample, a pattern of its refusal ('' if it trains as PyTorch does), the batch."""
 
 
 def does(what: Callable[..., Any], refused: str = "", batch: int = 2) -> Case:
-    return Case(lambda: Does(what), refused=refused, batch=batch)
+    return lambda: Does(what), (4,), refused, batch
 
 
 def image(layer: Callable[[], nn.Module], refused: str = "", channels: int = 4) -> Case:
     """A convolution to four channels, a layer, and a convolution to two."""
     first, last = partial(nn.Conv2d, 2, 4, 3, padding=1), partial(nn.Conv2d, channels, 2, 1)
-    return Case(lambda: nn.Sequential(first(), layer(), last()), (2, 8, 8), refused)
+    return lambda: nn.Sequential(first(), layer(), last()), (2, 8, 8), refused, 2
 
 
 class Calls(nn.Module):
@@ -312,13 +304,13 @@ CASES: Mapping[str, Case] = {
 @pytest.mark.parametrize(("name", "exporter"), some_of(CASES, EXPORTERS))
 def test_equal_or_refused(name: str, exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "EXPORTERS", {exporter: EXPORTERS[exporter]})
-    case = CASES[name]
+    make, shape, refused, batch = CASES[name]
     torch.manual_seed(1)
-    x = np.random.default_rng(3).standard_normal((4, *case.shape))
-    verdict = beside(case.make().train(), x, tmp_path, Course(batch=case.batch))
-    if case.refused:
+    x = np.random.default_rng(3).standard_normal((4, *shape))
+    verdict = beside(make().train(), x, tmp_path, Course(batch=batch))
+    if refused:
         assert verdict.word == "refused", verdict
-        assert re.search(case.refused, verdict.why), verdict.why
+        assert re.search(refused, verdict.why), verdict.why
         assert "\n" not in verdict.why
     else:
         assert verdict.word == "equal" or f"{exporter}: " in verdict.why, verdict
