@@ -59,6 +59,8 @@ FORMS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = 
     "slice-9": ("Slice", (6, 7), {}, {"starts": [1, 0], "ends": [-1, 3], "opset": 9}),
     "slice-back": ("Slice", (6, 7), {"a": [5, -1], "b": [0, -(2**62)], "c": [0, 1], "d": [-2, -1]}, {}),
     "squeeze-11": ("Squeeze", (2, 1, 4, 1), {}, {"axes": [1], "opset": 11}),
+    "gather-one": ("Gather", (3, 4, 5), {"i": np.array(-1)}, {"axis": 1}),
+    "celu-one": ("Celu", (2, 3), {}, {}),
     "mean-attribute": ("ReduceMean", (2, 3, 4), {}, {"axes": [-1], "keepdims": 0}),
     "l2": ("ReduceL2", (2, 3), {}, {"axes": [1]}),
     "softmax-11": ("Softmax", (2, 3, 4), {}, {"axis": 1, "opset": 11}),
