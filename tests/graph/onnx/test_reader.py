@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -29,21 +30,14 @@ from tests.kit.onnx_kit import F, bound, conv_model, error, perturbed, run
 from tests.kit.settings import EXACT
 
 BOTH = ("torchscript", "dynamo")
+OPEN, SLOW = (0, 2, 3, 4), pytest.mark.slow
+VOLUMES = [
+    case if case[1] == "torchscript" or case == ("group", "dynamo", ()) else pytest.param(*case, marks=SLOW)
+    for case in itertools.product(("instance", "batch", "group"), BOTH, ((), OPEN))
+]
 
 
-@pytest.mark.parametrize(
-    ("norm", "exporter"),
-    [
-        *(
-            ("instance", "torchscript"),
-            ("batch", "torchscript"),
-            ("group", "torchscript"),
-            ("group", "dynamo"),
-        ),
-        *(pytest.param(norm, "dynamo", marks=pytest.mark.slow) for norm in ("instance", "batch")),
-    ],
-)
-@pytest.mark.parametrize("dynamic", [(), (0, 2, 3, 4)])
+@pytest.mark.parametrize(("norm", "exporter", "dynamic"), VOLUMES)
 def test_volume_of_another_size(norm: str, dynamic: tuple[int, ...], exporter: str, tmp_path: Path) -> None:
     model = perturbed(UNet3d(norm=norm, base=2, up="trilinear" if norm == "group" else "transpose"))
     first = torch.randn(2 if dynamic else 1, 1, 32, 32, 32)
