@@ -104,7 +104,7 @@ SLOPES = np.arange(1, 5).reshape(-1, 1, 1)
         ({"ImageOrientationPatient": nearly(*ALONG, *DOWN)}, np.int16, 1),
         ({"PixelSpacing": nearly(0.5, 0.75)}, np.int16, 1),
     ],
-    ids=str,
+    ids=["slope", "no slope", "sign", "sign and slope", "bits", "orientation", "spacing"],
 )
 def test_slices_of_a_volume_may_differ_in(changes: Any, dtype: type, slopes: Any, tmp_path: Path) -> None:
     """Their voxels are of one type that holds those of all."""
