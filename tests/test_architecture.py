@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70_876,
+    "lines of oocdl": 70_741,
     "lines of augmentation": 1505,
     "lines of callbacks": 664,
     "lines of cli": 1864,
@@ -173,12 +173,12 @@ LIMITS = {
     "lines of config": 795,
     "lines of dashboard": 3622,
     "lines of data": 1465,
-    "lines of engines": 6458,
+    "lines of engines": 6454,
     "lines of fusion": 2440,
-    "lines of graph": 10_624,
+    "lines of graph": 10_579,
     "lines of host": 1100,
     "lines of ops": 6186,
-    "lines of planning": 8469,
+    "lines of planning": 8383,
     "lines of presets": 618,
     "lines of pytorch": 3740,
     "lines of report": 2654,
@@ -186,7 +186,7 @@ LIMITS = {
     "lines of storage": 6253,
     "lines of training": 3711,
     "lines of tuning": 1329,
-    "lines of tests": 49_039,
+    "lines of tests": 48_942,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,
