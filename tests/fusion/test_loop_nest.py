@@ -132,6 +132,46 @@ def check_operator(op: str, dtype: str, shape: Shape) -> None:
         close(make().compile(whole)(arrays)[0], expected(op, *values), last)
 
 
+def sums_of(
+    shape: Shape, axes: tuple[int, ...], dtype: str, key: str
+) -> tuple[Program, list[Array], list[Array]]:
+    """A value scaled by channels, its sum and its moments over ``axes``."""
+    row = tuple(1 if axis != 1 else n for axis, n in enumerate(shape))
+    kept = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
+    arrays = [noise(shape, dtype) * 3, noise(row, dtype, 1)]
+    arrays[0][..., ::2] += 40  # moments by sums of squares alone would lose digits
+    steps = [
+        step("Mul", [(0, shape), (1, row)], 2, shape, dtype),
+        reduction("ReduceSum", 2, 3, shape, axes, dtype),
+        reduction("Moments", 2, 4, shape, axes, dtype),
+    ]
+    value = arrays[0].astype(np.float64) * arrays[1]
+    wanted = [value, *(f(value, axes, keepdims=True) for f in (np.sum, np.mean, np.var))]
+    outputs = [(2, shape), (3, kept), (4, kept), (5, kept)]
+    return program(arrays, steps, outputs, key), arrays, wanted
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"), [(ENGINES[0], "float64"), (ENGINES[0], "float32"), (ENGINES[1], "float32")]
+)
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((1, 16, 3, 5, 7), (0, 2, 3, 4)), ((2, 5, 7, 9), (0, 2, 3)), ((3, 4, 50, 41), (2, 3)),
+        ((600, 40), (0,)), ((600, 40), (1,)), ((2, 3, 1500), (0, 1, 2)), ((2, 3000), (0,)),
+        ((300, 2, 3), (0, 2)),
+    ],
+)  # fmt: skip
+def test_sums_and_moments(
+    shape: Shape, axes: tuple[int, ...], dtype: str, make: Callable[[], Engine]
+) -> None:
+    made, arrays, wanted = sums_of(shape, axes, dtype, f"fused sums {shape} {axes} {dtype}")
+    assert_is_a_loop(made)
+    for found, array in zip(make().compile(made)(arrays), wanted, strict=True):
+        scale = np.abs(array).max()
+        close(found / scale, array / scale, dtype)
+
+
 @pytest.mark.parametrize("make", ENGINES)
 @pytest.mark.parametrize("channels", [4, 16, 24, 40, 200])
 def test_channels_last(channels: int, make: Callable[[], Engine]) -> None:
@@ -164,16 +204,8 @@ def test_channels_last(channels: int, make: Callable[[], Engine]) -> None:
 @pytest.mark.parametrize("make", ENGINES)
 def test_gaps_change_no_bit(make: Callable[[], Engine]) -> None:
     """The order of sums is that of the chain, however an operand lies."""
-    shape, axes = (2, 3, 40, 70), (0, 2, 3)
-    x, scale = noise(shape, "float32"), noise((1, 3, 1, 1), "float32", 1)
-    steps = [
-        step("Mul", [(0, shape), (1, scale.shape)], 2, shape, "float32"),
-        reduction("ReduceSum", 2, 3, shape, axes, "float32"),
-        reduction("Moments", 2, 4, shape, axes, "float32"),
-    ]
-    outputs = [(2, shape), *((slot, scale.shape) for slot in (3, 4, 5))]
-    made = program([x, scale], steps, outputs, "fused gaps")
-    assert_is_a_loop(made)
+    shape = (2, 3, 40, 70)
+    made, (x, scale), _ = sums_of(shape, (0, 2, 3), "float32", "fused gaps")
     wide = np.zeros((2, 3, 41, 140), np.float32)
     wide[:, :, :40, ::2] = x
     run = make().compile(made)

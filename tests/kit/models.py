@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -360,3 +361,30 @@ def exact(model: nn.Module, *inputs: Tensor) -> tuple[Tensor, ...]:
     with torch.no_grad():
         result = model(*doubled)
     return result if isinstance(result, tuple) else (result,)
+
+
+Family = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]
+
+
+def families() -> dict[str, Family]:
+    """Name -> (model, example inputs): what every importer and gradient test goes through."""
+    ways = (
+        *(("instance", "maxpool", "transpose"), ("batch", "stride", "nearest")),
+        *(("group", "maxpool", "trilinear"), ("group", "stride", "transpose")),
+        *(("batch", "maxpool", "trilinear"), ("instance", "stride", "nearest")),
+    )
+    found: dict[str, Family] = {
+        f"unet-{norm}-{down}-{up}": (
+            partial(UNet3d, norm=norm, down=down, up=up), lambda: (torch.randn(2, 1, 8, 8, 8),)
+        )
+        for norm, down, up in ways
+    }  # fmt: skip
+    small = partial(ResNet, (1, 2), 4, bottleneck=True, stem="imagenet")
+    return found | {
+        "resnet": (ResNet, lambda: (torch.randn(4, 3, 16, 16),)),
+        "bottleneck": (small, lambda: (torch.randn(2, 3, 32, 32),)),
+        "gpt": (GPT, lambda: (torch.randint(0, 50, (2, 12)),)),
+        "gpt-tanh-tied": (partial(GPT, gelu="tanh", tied=True), lambda: (torch.randint(0, 50, (2, 16)),)),
+        "mlp": (MLP, lambda: (torch.randn(5, 8),)),
+        "two-heads": (TwoHeads, lambda: (torch.randn(2, 1, 6, 6),)),
+    }

@@ -1,4 +1,4 @@
-"""Recurrent layers: instances of their operators, and what these compute by PyTorch, step by step."""
+"""Recurrent layers: instances of their operators, and what these compute by PyTorch's autograd."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from oocdl.ops.recurrent import AXES, KINDS
 
 Tensors = Sequence[torch.Tensor]
 ACTIVATIONS = {"Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Relu": torch.relu}
+INVERSES = {"Sigmoid": torch.logit, "Tanh": torch.atanh, "Relu": lambda y: torch.where(y > 0, y, -1.0)}
 
 
 def _step(kind: str, x: torch.Tensor, R: torch.Tensor, state: Any, b: Any, attrs: Mapping[str, Any]) -> Any:
@@ -39,6 +40,25 @@ def _step(kind: str, x: torch.Tensor, R: torch.Tensor, state: Any, b: Any, attrs
     return ((1 - z) * n + z * h,), (z, r, n)
 
 
+def _walk(
+    kind: str, steps: int, x_of: Callable[[int, Any], Any], R: Any, state: Any, mask: Any, attrs: Any
+) -> list[torch.Tensor]:
+    """All results; ``x_of``: (step, state before) -> the input's part of the gates, and the bias."""
+    states, kept = [None] * steps, [None] * steps
+    for t in reversed(range(steps)) if attrs["reverse"] else range(steps):
+        x, b = x_of(t, state)
+        after, gates = _step(kind, x, R, state, b, attrs)
+        state = tuple(
+            torch.where(mask[t], new, old) if mask is not None else new
+            for new, old in zip(after, state, strict=True)
+        )
+        states[t], kept[t] = state, torch.cat(gates, -1) if gates else None
+    found = [torch.stack([each[n] for each in states]) for n in range(len(state))]
+    if kept[0] is not None:
+        found.append(torch.stack(kept))
+    return [*found, *(each[None] for each in state)]
+
+
 def forward(kind: str) -> Callable[[Tensors, Mapping[str, Any]], tuple[torch.Tensor, ...]]:
     """The operator of a kind as ``tests.kit.interpret`` wants it."""
 
@@ -46,29 +66,63 @@ def forward(kind: str) -> Callable[[Tensors, Mapping[str, Any]], tuple[torch.Ten
         names = KINDS[kind].operands(bool(attrs.get("linear_before_reset")))
         given = dict(zip(names, inputs, strict=False))
         state = tuple(given[name][0] for name in ("h0", "c0") if name in given)
-        x, mask, steps = given["x"], given.get("mask"), len(given["x"])
-        states: list[Any] = [None] * steps
-        kept: list[Any] = [None] * steps
-        for t in reversed(range(steps)) if attrs["reverse"] else range(steps):
-            after, gates = _step(kind, x[t], given["R"], state, given.get("b"), attrs)
-            pairs = zip(after, state, strict=True)
-            state = tuple(new if mask is None else torch.where(mask[t], new, old) for new, old in pairs)
-            states[t], kept[t] = state, torch.cat(gates, -1) if gates else None
-        found = [torch.stack([each[n] for each in states]) for n in range(len(state))]
-        found += [] if kept[0] is None else [torch.stack(kept)]
-        return (*found, *(each[None] for each in state))
+        x, b, mask = given["x"], given.get("b"), given.get("mask")
+        return tuple(_walk(kind, len(x), lambda t, _: (x[t], b), given["R"], state, mask, attrs))
 
     return run
 
 
 def backward(kind: str) -> Callable[[Tensors, Mapping[str, Any]], tuple[torch.Tensor, ...]]:
-    """The gradient by the kernel of NumPy, which ``tests/ops/test_rules.py`` compares with autograd."""
+    """The gradient by autograd: the same steps once more, from inputs that lead to the gates given."""
 
     def run(inputs: Tensors, attrs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-        arrays = [tensor.detach().numpy() for tensor in inputs]
-        return tuple(map(torch.as_tensor, recurrent_steps.KERNELS[f"{KINDS[kind].op}Grad"](arrays, attrs)))
+        with torch.enable_grad():
+            return _vjp(kind, [tensor.detach() for tensor in inputs], attrs)
 
     return run
+
+
+def _vjp(kind: str, inputs: Tensors, attrs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+    known = KINDS[kind]
+    late = bool(attrs.get("linear_before_reset"))
+    names = ("R", *known.back, "dh", *("dlast h", "dlast c")[: known.states], "mask")
+    given = dict(zip(names, inputs, strict=False))
+    R, like = given["R"], given["dh"]
+    inverses = [INVERSES[name] for name in attrs["activations"]]
+    state = tuple(
+        given.get(name, torch.zeros_like(like[:1]))[0].requires_grad_()
+        for name in ("h0", "c0")[: known.states]
+    )
+    leaves: list[Any] = [None] * len(like)
+
+    def x_of(t: int, before: Any) -> Any:
+        h = before[0].detach()
+        if kind == "RNN":
+            x, b = inverses[0](given["h"][t]) - h @ R.T, None
+        elif kind == "LSTM":
+            i, o, f, g = given["gates"][t].chunk(4, -1)
+            gates = [*(inverses[0](gate) for gate in (i, o, f)), inverses[1](g)]
+            x, b = torch.cat(gates, -1) - h @ R.T, None
+        else:
+            Rz, Rr, Rn = R.chunk(3)
+            z, r, n, *q = given["gates"][t].chunk(4 if late else 3, -1)
+            b = q[0] - h @ Rn.T if late else None
+            product = r * q[0] if late else (r * h) @ Rn.T
+            parts = [inverses[0](z) - h @ Rz.T, inverses[0](r) - h @ Rr.T, inverses[1](n) - product]
+            x = torch.cat(parts, -1)
+        leaves[t] = x.detach().requires_grad_()
+        return leaves[t], b
+
+    results = _walk(kind, len(like), x_of, R, state, given.get("mask"), attrs)
+    total = (results[0] * like).sum() + (results[-known.states] * given["dlast h"]).sum()
+    if known.states == 2:
+        total = total + (results[-1] * given["dlast c"]).sum()
+    grads = torch.autograd.grad(total, [*leaves, *state], allow_unused=True)
+    made = [
+        torch.zeros_like(leaf) if grad is None else grad
+        for leaf, grad in zip([*leaves, *state], grads, strict=True)
+    ]
+    return (torch.stack(made[: len(like)]), *(grad[None] for grad in made[len(like) :]))
 
 
 ORACLES = {

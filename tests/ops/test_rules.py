@@ -10,13 +10,14 @@ import torch
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Node, Role
+from oocdl.graph.ir.index import AxisRule, clip, pieces
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
 from oocdl.ops._broadcast import is_float, size
 from tests.kit.interpret import OPS, evaluate, run
-from tests.kit.op_cases import CASES, DIFFERENTIABLE, Case, params
+from tests.kit.op_cases import CASES, DIFFERENTIABLE, RESAMPLE, Case, params
 
 
 def test_every_operator_has_a_case_and_an_oracle() -> None:
@@ -79,6 +80,59 @@ def test_gradient_is_autograds(case: Case) -> None:
             torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-12, check_dtype=True)
 
 
+def _letter(index: Any) -> str:
+    return getattr(index, "letter", "")
+
+
+def random_ranges(rule: AxisRule, random: np.random.Generator) -> dict[str, tuple[int, int]]:
+    """A random part of every letter that may be cut; all of the others."""
+    found = {}
+    for letter, extent in rule.extents.items():
+        start = int(random.integers(extent))
+        stop = int(random.integers(start, extent)) + 1
+        whole = letter in rule.uncut or all(letter != _letter(axis) for axes in rule.outputs for axis in axes)
+        found[letter] = (0, extent) if whole else (start, stop)
+    return found
+
+
+@pytest.mark.parametrize("case", params([case for case in CASES if RULES[case.op].axes]))
+def test_only_the_needed_region_is_read(case: Case) -> None:
+    """Noise outside the regions that the rule asks for changes nothing in the output region."""
+    random = np.random.default_rng(7)
+    arrays = case.arrays()
+    build, inputs, outputs = case.node(arrays)
+    shapes = [array.shape for array in arrays]
+    node, derive = build.nodes[0], RULES[case.op].axes
+    assert derive is not None
+    rule = derive(node, shapes, [build.shape(name) for name in outputs])
+    for indices, name in zip((*rule.inputs, *rule.outputs), (*inputs, *outputs), strict=True):
+        assert len(indices) == len(build.shape(name))
+        for index, extent in zip(indices, build.shape(name), strict=True):
+            assert index is not None or extent == 1
+    before = run(node, [torch.as_tensor(array) for array in arrays])
+    for _ in range(12):
+        ranges = random_ranges(rule, random)
+        noisy = []
+        for array, indices in zip(arrays, rule.inputs, strict=True):
+            needed = []
+            for index, extent in zip(indices, array.shape, strict=True):
+                letter = getattr(index, "letter", "")
+                wanted = (0, extent) if index is None else index.needs(ranges.get(letter, (0, extent)))
+                needed.append(slice(*clip(wanted, extent)))
+            other = random.permutation(array.reshape(-1)).reshape(array.shape)
+            if array.dtype == np.float64:
+                other = np.asarray(other + 3.0 * random.normal(size=array.shape))
+                other = np.asarray(np.abs(other) + 0.1) if (array > 0).all() else other
+            other[tuple(needed)] = array[tuple(needed)]
+            noisy.append(other)
+        after = run(node, [torch.as_tensor(array) for array in noisy])
+        for first, second, indices in zip(before, after, rule.outputs, strict=True):
+            if {k for k, part in ranges.items() if part != (0, rule.extents[k])} - set(map(_letter, indices)):
+                continue  # a partial sum
+            region = tuple(slice(*ranges[i.letter]) if i else slice(None) for i in indices)
+            torch.testing.assert_close(first[region], second[region], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("case", params([case for case in CASES if RULES[case.op].axes]))
 def test_an_operation_an_element_at_least_unless_elements_only_move(case: Case) -> None:
     build, inputs, outputs = case.node(case.arrays())
@@ -133,6 +187,26 @@ def test_flops_of_contractions_are_exact() -> None:
     transposed = Case("ConvTranspose", ((2, 5, 8), (5, 3, 3)), {**window, "spatial": (8,)})
     weight = Case("ConvWeightGrad", ((2, 3, 8), (2, 5, 8)), {**window, "kernel_shape": (3,)})
     assert flops(transposed) == flops(weight) == 2 * 2 * 5 * 8 * 3 * 3
+
+
+@pytest.mark.parametrize("case", params(RESAMPLE))
+def test_resample_gives_the_taps_of_a_piece(case: Case) -> None:
+    (x,) = case.arrays()
+    build, _, (name,) = case.node([x])
+    rule, node, axis = RULES["Resample"], build.nodes[0], case.attrs["axis"]
+    assert rule.axes is not None and rule.localize is not None
+    shape = build.shape(name)
+    band = rule.axes(node, [x.shape], [shape]).inputs[0][axis]
+    assert band is not None
+    whole = np.moveaxis(run(node, [torch.as_tensor(x)])[0].numpy(), axis, -1)
+    for out in pieces(shape[axis], min(3, shape[axis])):
+        held = band.needs(out)
+        regions = [tuple((0, n) for n in s) for s in (shape, x.shape)]
+        regions = [(*r[:axis], part, *r[axis + 1 :]) for r, part in zip(regions, (out, held), strict=True)]
+        taps = rule.localize(node, regions[0], regions[1:], [x.shape])
+        seen = np.moveaxis(x, axis, -1)[..., slice(*held)]
+        local = sum(seen[..., c] * w for c, w in zip(taps["columns"], taps["weights"], strict=True))
+        np.testing.assert_allclose(local, whole[..., slice(*out)], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -55,12 +55,23 @@ FORMS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = 
     "group-18": (
         "GroupNormalization", (2, 6, 4, 5), {"s": numbers(3), "b": numbers(3)},
         {"num_groups": 3, "opset": 18}),
+    "group-21": (
+        "GroupNormalization", (2, 6, 4, 5), {"s": numbers(6), "b": numbers(6)},
+        {"num_groups": 3, "opset": 21}),
+    "matmul-vector": ("MatMul", (2, 3, 4), {"w": numbers(4)}, {}),
+    "matmul-left": ("MatMul", (4,), {"w": numbers(3, 4, 5)}, {}),
+    "gemm": (
+        "Gemm", (4, 3), {"w": numbers(5, 4), "b": numbers(5)},
+        {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}),
+    "split-13": ("Split", (2, 7), {"s": np.array([3, 4])}, {"axis": 1, "outputs": 2}),
     "split-11": ("Split", (2, 7), {}, {"axis": 1, "split": [2, 5], "outputs": 2, "opset": 11}),
     "slice-9": ("Slice", (6, 7), {}, {"starts": [1, 0], "ends": [-1, 3], "opset": 9}),
     "slice-back": ("Slice", (6, 7), {"a": [5, -1], "b": [0, -(2**62)], "c": [0, 1], "d": [-2, -1]}, {}),
+    "reshape-0": ("Reshape", (2, 3, 4), {"s": np.array([0, -1])}, {}),
     "squeeze-11": ("Squeeze", (2, 1, 4, 1), {}, {"axes": [1], "opset": 11}),
     "gather-one": ("Gather", (3, 4, 5), {"i": np.array(-1)}, {"axis": 1}),
     "celu-one": ("Celu", (2, 3), {}, {}),
+    "gather-any": ("Gather", (3, 4, 5), {"i": np.array([3, 0, 0])}, {"axis": 1}),
     "mean-attribute": ("ReduceMean", (2, 3, 4), {}, {"axes": [-1], "keepdims": 0}),
     "l2": ("ReduceL2", (2, 3), {}, {"axes": [1]}),
     "softmax-11": ("Softmax", (2, 3, 4), {}, {"axis": 1, "opset": 11}),

@@ -1,8 +1,4 @@
-"""Forms of ONNX nodes that ONNX's own tests lack: values and gradients are PyTorch's, in every cut.
-
-Operators whose forms are all in ``test_node_tests`` are not here: of what they are lowered to, gradients are
-tested in ``tests/ops``, cuts in ``tests/graph/partition``, engines in ``tests/engines``.
-"""
+"""ONNX nodes, one at a time: values and gradients are PyTorch's, in every cut, on all engines."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ import torch.nn.functional as F
 from onnx import helper
 
 from oocdl.graph.ir.graph import Array
-from oocdl.ops import RULES
 from tests.kit import lowered
 from tests.kit.onnx_kit import bound
 
@@ -56,14 +51,69 @@ def check(case: OneNode, folder: Path) -> None:
 
 
 RANDOM = np.random.default_rng(0)
+AROUND = np.array([-7.0, -3, -1.5, -1, -0.5, -0.25, 0, 0.25, 0.5, 1, 1.5, 3, 7, 30]).reshape(1, 2, 7)
+SLOPE = np.array([[0.25], [-0.5]])
+ACTIVATIONS = [
+    OneNode("HardSigmoid", F.hardsigmoid, [AROUND], {"alpha": 1 / 6}),
+    OneNode("HardSwish", F.hardswish, [AROUND]),
+    OneNode("Selu", F.selu, [AROUND]),
+    OneNode("Celu", F.celu, [AROUND]),
+    OneNode("Celu", lambda x: F.celu(x, 0.5), [AROUND], {"alpha": 0.5}),
+    OneNode("Mish", F.mish, [AROUND]),
+    OneNode("Swish", F.silu, [AROUND]),
+    OneNode(
+        "SwiGLU", lambda a, b: a * torch.sigmoid(1.5 * a) * b, [AROUND, AROUND[::-1].copy()], {"alpha": 1.5},
+        opset=28),
+    OneNode("Softsign", F.softsign, [AROUND]),
+    OneNode("ThresholdedRelu", lambda x: F.threshold(x, 0.5, 0.0), [AROUND], {"alpha": 0.5}),
+    OneNode("Shrink", F.softshrink, [AROUND], {"lambd": 0.5, "bias": 0.5}),
+    OneNode("Shrink", F.hardshrink, [AROUND], {"lambd": 0.5}),
+    OneNode("Elu", F.elu, [AROUND]),
+    OneNode("Gelu", F.gelu, [AROUND], {"approximate": "none"}),
+    OneNode("Gelu", lambda x: F.gelu(x, approximate="tanh"), [AROUND], {"approximate": "tanh"}),
+    OneNode("Ceil", torch.ceil, [AROUND]),
+    OneNode("Sign", torch.sign, [AROUND]),
+    OneNode("Mean", lambda x, y: (x + y) / 2, [AROUND, SLOPE]),
+    OneNode("PRelu", lambda x, w: F.prelu(x, w.reshape(-1)), [AROUND, SLOPE]),
+    OneNode("PRelu", F.prelu, [AROUND, np.array([0.25])]),
+]  # fmt: skip
+
+
 Q, K, V = (RANDOM.normal(size=(2, heads, length, 4)) for heads, length in ((4, 5), (2, 6), (2, 6)))
+FLAT = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).reshape(2, x.shape[2], -1) for x in (Q, K, V)]
+BIAS = RANDOM.normal(size=(4, 5, 6))
 SEEN = RANDOM.uniform(size=(2, 1, 5, 6)) > 0.4
 SEEN[0, 0, 1] = False
-SEEN_KEYS = OneNode(
-    "Attention",
-    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True, attn_mask=torch.tensor(SEEN)),
-    [Q, K, V, SEEN],
-)  # where a query sees no key, the result is 0
+CAUSAL = torch.ones(5, 6, dtype=torch.bool).tril()
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> torch.Tensor:
+    """PyTorch's; where a query sees no key, the result is 0."""
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **more)
+
+
+def side_by_side(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same for heads that lie side by side."""
+    q, k, v = (x.unflatten(2, (heads, 4)).transpose(1, 2) for x, heads in ((q, 4), (k, 2), (v, 2)))
+    return attention(q, k, v, attn_mask=CAUSAL).transpose(1, 2).flatten(2)
+
+
+def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Pairs as complex numbers, times those of the angles."""
+    pairs = torch.view_as_complex(x.unflatten(3, (2, 2)).transpose(3, 4).contiguous())
+    made = pairs * torch.complex(cosine, sine)[:, None]
+    return torch.view_as_real(made).transpose(3, 4).flatten(3)
+
+
+ANGLES = RANDOM.normal(size=(2, 5, 2))
+ATTENTION = [
+    OneNode("Attention", attention, [Q, K, V]),
+    OneNode("Attention", lambda q, k, v: attention(q, k, v, attn_mask=CAUSAL), [Q, K, V], {"is_causal": 1}),
+    OneNode("Attention", lambda q, k, v, m: attention(q, k, v, attn_mask=m), [Q, K, V, BIAS]),
+    OneNode("Attention", lambda q, k, v: attention(q, k, v, attn_mask=torch.tensor(SEEN)), [Q, K, V, SEEN]),
+    OneNode("Attention", side_by_side, FLAT, {"is_causal": 1, "q_num_heads": 4, "kv_num_heads": 2}),
+    OneNode("RotaryEmbedding", rotated, [Q, np.cos(ANGLES), np.sin(ANGLES)]),
+]  # fmt: skip
 
 
 def test_queries_of_an_image_are_counted_row_by_row(tmp_path: Path) -> None:
@@ -140,6 +190,57 @@ def test_pads_of_zero_vanish(tmp_path: Path) -> None:
         assert (copied.op, copied.inputs) == ("Cast", ("x",))  # an output is never an input itself
 
 
+LINE, PLANE = RANDOM.normal(size=(2, 2, 8)), RANDOM.normal(size=(2, 2, 7, 6))
+VOLUME = RANDOM.normal(size=(1, 2, 4, 5, 6))
+
+
+def dilated(x: torch.Tensor) -> torch.Tensor:
+    """Averages of two elements with one between them, padded by zeros that count."""
+    weights = torch.full((1, 1, 2), 0.5, dtype=x.dtype)
+    return F.conv1d(x.flatten(0, 1)[:, None], weights, padding=1, dilation=2).reshape(*x.shape[:2], -1)
+
+
+def windows(kernel: list[int], stride: int = 1, pad: int = 0, **more: Any) -> dict[str, Any]:
+    """Attributes of a pooling that is alike along all axes but for its kernel."""
+    rank = len(kernel)
+    return {"kernel_shape": kernel, "strides": [stride] * rank, "pads": [pad] * 2 * rank, **more}
+
+
+CEIL = windows([3, 2], 2, 1, ceil_mode=1)
+POOLING = [
+    OneNode("AveragePool", lambda x: F.avg_pool1d(x, 2), [LINE], {"kernel_shape": [2], "strides": [2]}),
+    OneNode("AveragePool", dilated, [LINE], windows([2], pad=1, dilations=[2], count_include_pad=1)),
+    *(
+        OneNode(
+            "AveragePool",
+            lambda x, counts=counts: F.avg_pool2d(x, (3, 2), 2, 1, ceil_mode=True, count_include_pad=counts),
+            [PLANE],
+            {**CEIL, "count_include_pad": int(counts)},
+        )
+        for counts in (False, True)
+    ),
+    OneNode(
+        "AveragePool",
+        lambda x: (
+            F.avg_pool2d(F.pad(x, (0, 1, 0, 1)), 2, 1) / F.avg_pool2d(F.pad(x * 0 + 1, (0, 1, 0, 1)), 2, 1)
+        ),
+        [PLANE],
+        {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"},
+    ),
+    OneNode("AveragePool", lambda x: F.avg_pool3d(x, (2, 3, 2), 2), [VOLUME], windows([2, 3, 2], 2)),
+    # A third window would start in the padding at the end.
+    OneNode(
+        "AveragePool", lambda x: F.avg_pool1d(x, 2, 5, 1, True, False), [LINE],
+        windows([2], 5, 1, ceil_mode=1)),
+    OneNode("MaxPool", lambda x: F.max_pool1d(x, 2, 5, 1, 1, True), [LINE], windows([2], 5, 1, ceil_mode=1)),
+    OneNode("MaxPool", lambda x: F.max_pool2d(x, (3, 2), 2, 1, 1, True), [PLANE], CEIL),
+    OneNode(
+        "MaxPool", lambda x: F.max_pool3d(x, 2, 2, 0, 1, True), [VOLUME], windows([2] * 3, 2, ceil_mode=1)),
+    OneNode("GlobalMaxPool", lambda x: F.adaptive_max_pool3d(x, 1), [VOLUME]),
+    OneNode("GlobalAveragePool", lambda x: F.adaptive_avg_pool2d(x, 1), [PLANE]),
+]  # fmt: skip
+
+
 MOVED = RANDOM.normal(size=(3, 4, 5))
 LENGTHS = np.array([4, 0, 2])
 
@@ -150,9 +251,21 @@ def turned(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows)
 
 
-REVERSED = OneNode(
-    "ReverseSequence", lambda x: turned(x, torch.as_tensor(LENGTHS)), [MOVED, LENGTHS],
-    {"batch_axis": 0, "time_axis": 1})  # fmt: skip
+FOLDED = {"dilation": (1, 2), "padding": (1, 0), "stride": (2, 1)}
+REARRANGED = [
+    OneNode(
+        "ReverseSequence", lambda x: turned(x, torch.as_tensor(LENGTHS)), [MOVED, LENGTHS],
+        {"batch_axis": 0, "time_axis": 1}),
+    OneNode(
+        "ReverseSequence", lambda x: turned(x.mT, torch.as_tensor(LENGTHS)).mT, [MOVED, LENGTHS],
+        {"batch_axis": 0, "time_axis": 2}),
+    OneNode(
+        "Col2Im",
+        lambda x: F.fold(x, (5, 6), (2, 3), **FOLDED),  # type: ignore[arg-type]
+        [RANDOM.normal(size=(2, 3 * 6, 6)), np.array([5, 6]), np.array([2, 3])],
+        {"dilations": [1, 2], "pads": [1, 0, 1, 0], "strides": [2, 1]},
+    ),
+]  # fmt: skip
 
 
 def test_sequences_of_lengths_that_data_tells(tmp_path: Path) -> None:
@@ -162,6 +275,39 @@ def test_sequences_of_lengths_that_data_tells(tmp_path: Path) -> None:
 
 
 REDUCED = RANDOM.normal(size=(2, 3, 5))
+TIED = np.round(REDUCED)
+ZEROS = REDUCED * (RANDOM.uniform(size=REDUCED.shape) > 0.3)
+ZEROS[0, 1] = 0
+AXIS, AXES = np.array(1), np.array([0, 2])
+
+
+def exclusive(x: torch.Tensor) -> torch.Tensor:
+    """Sums of all before, from the other end."""
+    return x.flip(1).cumsum(1).flip(1) - x
+
+
+REDUCTIONS = [
+    OneNode("ReduceMax", lambda x: x.amax((0, 2), keepdim=True), [TIED, AXES]),
+    OneNode("ReduceMin", lambda x: x.amin((0, 2)), [TIED, AXES], {"keepdims": 0}),
+    OneNode("ReduceProd", lambda x: x.prod(2, keepdim=True), [ZEROS, np.array([2])]),
+    OneNode("ReduceProd", lambda x: x.prod(), [REDUCED + 2], {"keepdims": 0}),
+    OneNode("ReduceLogSum", lambda x: x.sum(1, keepdim=True).log(), [np.abs(REDUCED), np.array([1])]),
+    OneNode("ReduceL2", lambda x: torch.linalg.vector_norm(x, dim=2, keepdim=True), [ZEROS, np.array([2])]),
+    OneNode("ReduceMean", lambda x: x, [REDUCED, np.array([], np.int64)], {"noop_with_empty_axes": 1}),
+    OneNode("ArgMax", lambda x: x.argmax(2, keepdim=True), [TIED], {"axis": 2}),
+    OneNode("ArgMin", lambda x: x.argmin(1), [REDUCED], {"axis": 1, "keepdims": 0}),
+    OneNode("CumSum", lambda x: x.cumsum(1), [REDUCED, AXIS]),
+    OneNode("CumSum", exclusive, [REDUCED, AXIS], {"exclusive": 1, "reverse": 1}),
+    OneNode("CumProd", lambda x: x.cumprod(2), [REDUCED, np.array(2)], opset=26),
+    OneNode(
+        "Softmax", lambda x: F.softmax(x.flatten(1), 1).reshape(x.shape), [REDUCED], {"axis": 1}, opset=11),
+    OneNode(
+        "RMSNormalization", lambda x, w: F.rms_norm(x, (3, 5), w, 1e-5),
+        [REDUCED, RANDOM.normal(size=(3, 5))], {"axis": 1}),
+    OneNode(
+        "LRN", lambda x: F.local_response_norm(x, 3, 0.1, 0.5, 2.0), [REDUCED],
+        {"size": 3, "alpha": 0.1, "beta": 0.5, "bias": 2.0}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("read", [("y", "mean", "inverse"), ("mean",), ("inverse",)])
@@ -177,6 +323,53 @@ def test_a_layer_norm_tells_mean_and_inverse_deviation(read: tuple[str, ...], tm
     lowered.check(model, inputs, formula, tmp_path, counts=(1, 3), tolerances=(1e-7, 2e-5))
 
 
+RESIZED = np.random.default_rng(0).normal(size=(2, 2, 9, 6))
+RESIZE_MODES = {"linear": "bilinear", "cubic": "bicubic"}
+AS_PYTORCH = {"antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5}
+"""What PyTorch's exporter writes for ``antialias=True``."""
+
+
+def interpolate(
+    mode: str, size: tuple[int, int], align_corners: bool | None = None, antialias: bool = False
+) -> lowered.Formula:
+    return partial(
+        F.interpolate, size=size, mode=RESIZE_MODES[mode], align_corners=align_corners, antialias=antialias
+    )
+
+
+def resize(mode: str, size: tuple[int, int], function: lowered.Formula, **attrs: object) -> OneNode:
+    arrays = [RESIZED, None, None, np.array([2, 2, *size])]
+    return OneNode("Resize", function, arrays, {"mode": mode, **attrs})
+
+
+def cubic_without_outside(x: torch.Tensor) -> torch.Tensor:
+    """Nine resized to twelve along axis 2, by those of the four neighbours that there are."""
+    rows = []
+    for at in ((np.arange(12) + 0.5) * 9 / 12) - 0.5:
+        near = np.arange(int(np.floor(at)) - 1, int(np.floor(at)) + 3)
+        near = near[(near >= 0) & (near < 9)]
+        d = abs(near - at)
+        close, far = 1.25 * d**3 - 2.25 * d**2 + 1, -0.75 * (d**3 - 5 * d**2 + 8 * d - 4)
+        weights = torch.as_tensor(np.where(d <= 1, close, far))
+        rows.append((x[:, :, near] * (weights / weights.sum())[:, None]).sum(2))
+    return torch.stack(rows, 2)
+
+
+RESIZING = [
+    resize("cubic", (12, 4), interpolate("cubic", (12, 4))),
+    resize(
+        "cubic", (5, 7), interpolate("cubic", (5, 7), align_corners=True),
+        coordinate_transformation_mode="align_corners"),
+    resize("cubic", (12, 6), cubic_without_outside, exclude_outside=1),
+    *(
+        resize(mode, size, interpolate(mode, size, antialias=True), **AS_PYTORCH)
+        for mode in RESIZE_MODES
+        for size in ((4, 5), (2, 8))
+    ),
+    OneNode(
+        "Resize", interpolate("cubic", (5, 4)), [RESIZED, None, None, np.array([4, 5])],
+        {"mode": "cubic", "axes": [3, -2]}),
+]  # fmt: skip
 SLOW = pytest.mark.slow
 PADDINGS = ("zeros", "border", "reflection")
 SHAPES = {2: (2, 3, 4, 5), 3: (1, 2, 3, 2, 4)}
@@ -233,19 +426,26 @@ def test_a_grid_that_meets_elements_and_borders_has_pytorchs_gradient(
         check(OneNode("GridSample", function, [x, grid], attrs), tmp_path)
 
 
-def test_options_that_change_nothing_leave_the_map_as_it_is(tmp_path: Path) -> None:
-    def maps(**attrs: Any) -> list[Mapping[str, Any]]:
-        """What the maps are told that a Resize of ``[9, 6]`` becomes."""
-        node = helper.make_node("Resize", ["x", "", "", "size"], ["y"], name="n", mode="linear", **attrs)
-        known = {"size": np.array([9, 8])}
-        model = lowered.model_of([node], {"x": np.zeros((9, 6))}, ["y"], known, opset=19)
-        return [node.attrs for node in bound(model, tmp_path).graph.nodes]
+def maps(
+    folder: Path, size: Sequence[int], roi: Sequence[float] = (), **attrs: Any
+) -> list[Mapping[str, Any]]:
+    """What the maps are told that a Resize of ``[9, 6]`` becomes."""
+    node = helper.make_node("Resize", ["x", "roi" if roi else "", "", "size"], ["y"], name="n", **attrs)
+    known: Mapping[str, Any] = {"size": np.array(size), "roi": np.array(roi)}
+    model = lowered.model_of([node], {"x": RESIZED[0, 0]}, ["y"], known, opset=19)
+    return [node.attrs for node in bound(model, folder).graph.nodes]
 
-    assert len(maps()) == 1 and maps(exclude_outside=1, cubic_coeff_a=-0.5) == maps()
+
+def test_options_that_change_nothing_leave_the_map_as_it_is(tmp_path: Path) -> None:
+    plain = maps(tmp_path, [9, 8], mode="linear")
+    assert len(plain) == 1
+    assert maps(tmp_path, [9, 8], mode="linear", exclude_outside=1, cubic_coeff_a=-0.5) == plain
 
 
 COMPLEX = RANDOM.normal(size=(2, 6, 3, 2))
 REAL = COMPLEX[..., :1]
+HALF = COMPLEX[:, :4].copy()
+HALF[:, ::3, :, 1] = 0  # as the spectrum of real numbers has it
 SIGNAL, HANN = RANDOM.normal(size=(2, 23, 1)), torch.hann_window(8, dtype=torch.float64)
 
 
@@ -259,16 +459,37 @@ def spectrum(**options: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return run
 
 
+def back(x: torch.Tensor) -> torch.Tensor:
+    """Real numbers, of one half of their spectrum."""
+    return torch.fft.irfft(torch.view_as_complex(x.contiguous()), dim=1)[..., None]
+
+
 def frames(x: torch.Tensor) -> torch.Tensor:
     """Spectra of frames, [N, frames, frequencies, 2]."""
     made = torch.stft(x[..., 0], 8, 3, window=HANN, center=False, return_complex=True)
     return torch.view_as_real(made).transpose(1, 2)
 
 
-SPECTRA = [
+def grid(corners: bool, *size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The grid of PyTorch."""
+    return lambda x: F.affine_grid(x, list(size), align_corners=corners)
+
+
+SIGNALS = [
+    OneNode("DFT", spectrum(), [COMPLEX, None, np.array(1)]),
     OneNode("DFT", spectrum(n=4), [COMPLEX, np.array(4), np.array(1)]),
     OneNode("DFT", spectrum(n=9), [REAL, np.array(9), np.array(1)]),
-]
+    OneNode("DFT", lambda x: spectrum()(x)[:, :4], [REAL, None, np.array(1)], {"onesided": 1}),
+    OneNode(
+        "DFT", lambda x: torch.view_as_real(torch.fft.ifft(torch.view_as_complex(x.contiguous()), dim=1)),
+        [COMPLEX, None, np.array(1)], {"inverse": 1}),
+    OneNode("DFT", back, [HALF, None, np.array(1)], {"inverse": 1, "onesided": 1}),
+    OneNode("DFT", spectrum(), [REAL], {"axis": 1}, opset=17),
+    OneNode("AffineGrid", grid(False, 2, 1, 3, 4), [RANDOM.normal(size=(2, 2, 3)), np.array([2, 1, 3, 4])]),
+    OneNode(
+        "AffineGrid", grid(True, 2, 1, 3, 1, 2), [RANDOM.normal(size=(2, 3, 4)), np.array([2, 1, 3, 1, 2])],
+        {"align_corners": 1}),
+]  # fmt: skip
 
 
 def test_frames_of_a_window_are_pytorchs(tmp_path: Path) -> None:
@@ -300,54 +521,10 @@ CONTRACTIONS = [
     )
     for equation, shapes in EQUATIONS.items()
 ]
+TABLES = (CONTRACTIONS, ACTIVATIONS, ATTENTION, PADDING, POOLING, REARRANGED, REDUCTIONS, RESIZING, SIGNALS)
 
 
-@pytest.mark.parametrize("case", [*CONTRACTIONS, SEEN_KEYS, *PADDING, REVERSED, *SPECTRA], ids=str)
+@pytest.mark.filterwarnings("ignore:Since version 1.3.0, affine_grid:UserWarning")
+@pytest.mark.parametrize("case", [case for table in TABLES for case in table], ids=str)
 def test_values_and_gradients_are_pytorchs_in_every_cut(case: OneNode, tmp_path: Path) -> None:
     check(case, tmp_path)
-
-
-SCORES = RANDOM.normal(size=(4, 3, 5))
-LABELS = RANDOM.integers(3, size=(4, 5))
-LABELS[0, :3] = -100
-WEIGHTS = np.array([0.5, 2.0, 0.25])
-
-
-def loss_model(op: str, weights: Any = None, outputs: int = 1, **attrs: Any) -> Any:
-    names = ["x", "y"] + ["w"] * (weights is not None)
-    results = ["z", "chances"][:outputs]
-    return lowered.model_of(
-        [helper.make_node(op, names, results, name="n", **attrs)],
-        {"x": SCORES, "y": LABELS},
-        results,
-        {"w": weights} if weights is not None else {},
-    )
-
-
-KNOWN = np.abs(LABELS) % 3
-MASKED = np.where(np.arange(3)[:, None] == 2, -np.inf, SCORES)
-CROSS = "SoftmaxCrossEntropyLoss"
-LOSSES: dict[str, tuple[Any, Any, Any, Any]] = {
-    "the loss and its logarithms": (
-        loss_model(CROSS, outputs=2, ignore_index=-100), SCORES, LABELS,
-        lambda x, y: (F.cross_entropy(x, y), F.log_softmax(x, 1))),
-    "a class that is masked by infinity": (loss_model(CROSS), MASKED, KNOWN % 2, F.cross_entropy),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_values_and_gradients_are_pytorchs(name: str, tmp_path: Path) -> None:
-    made, scores, labels, formula = LOSSES[name]
-    lowered.check(made, {"x": scores, "y": labels}, formula, tmp_path, counts=(1, 3))
-
-
-def test_no_label_counts_is_no_number_and_so_is_a_label_that_is_no_class(tmp_path: Path) -> None:
-    for labels, ignored in ((np.full((4, 5), 1), 1), (np.full((4, 5), 3), 1)):
-        made = loss_model(CROSS, ignore_index=ignored)
-        graph, outputs, _ = lowered.with_gradients(made, tmp_path, {"x": SCORES, "y": labels}, "float64")
-        found = lowered.run_graph(graph, RULES, {"x": SCORES, "y": labels}, engine="torch")
-        assert np.isnan(found.outputs[outputs[0]])
-
-
-def test_class_weights_are_not_trained(tmp_path: Path) -> None:
-    assert not bound(loss_model(CROSS, WEIGHTS), tmp_path).weights

@@ -25,9 +25,10 @@ from oocdl.graph.onnx.trained import Part
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.ops.registry import RULES
 from tests.kit.lowered import model_of
-from tests.kit.models import GPT, MLP, ResNet, TwoHeads, UNet3d, exact, export
+from tests.kit.models import GPT, MLP, ResNet, TwoHeads, UNet3d, exact, export, families
 from tests.kit.onnx_kit import F, bound, conv_model, error, perturbed, run
 from tests.kit.settings import EXACT
+from tests.kit.turns import some_of
 
 BOTH = ("torchscript", "dynamo")
 OPEN, SLOW = (0, 2, 3, 4), pytest.mark.slow
@@ -35,6 +36,31 @@ VOLUMES = [
     case if case[1] == "torchscript" or case == ("group", "dynamo", ()) else pytest.param(*case, marks=SLOW)
     for case in itertools.product(("instance", "batch", "group"), BOTH, ((), OPEN))
 ]
+
+
+@pytest.mark.parametrize(("family", "exporter"), some_of(families(), BOTH))
+def test_equals_pytorch(family: str, exporter: str, tmp_path: Path) -> None:
+    make, example = families()[family]
+    model, inputs = perturbed(make()), example()
+    outputs = ("map", "class") if family == "two-heads" else ("y",)
+    path = export(model, inputs, tmp_path / "model.onnx", exporter, outputs=outputs)
+    imported = inspect_onnx(path).bind(RULES, precision="float64")
+    values = run(imported, *inputs)
+    tolerance = 1e-7 if family.startswith("gpt") else 1e-13  # sqrt(2) and the like are float32 in the file
+    assert [name for name, _ in imported.outputs] == list(outputs)
+    for (_, value), wanted in zip(imported.outputs, exact(model, *inputs), strict=True):
+        assert error(values[value], wanted) < tolerance
+    state = model.state_dict()  # ``exact`` ran one training-mode forward pass
+    trained = {name for name, _ in model.named_parameters()}
+    assert {value.name for value in imported.graph.of_role(Role.WEIGHT)} >= trained - {
+        "head.weight",
+        "wte.weight",
+    }
+    assert len(imported.graph.of_role(Role.WEIGHT)) == len(trained)
+    for old, new in imported.graph.updates.items():
+        assert imported.graph.values[old].role is Role.STATE
+        assert error(values[new], state[old]) < 1e-13
+    assert len(imported.graph.updates) == sum(name.endswith(("_mean", "_var")) for name in state)
 
 
 @pytest.mark.parametrize(("norm", "exporter", "dynamic"), VOLUMES)
