@@ -10,10 +10,14 @@ import torch
 
 import oocdl
 from oocdl.optim import average_of
+from oocdl.planning.passes import FIRST, NEXT, RAGGED, SINGLE_PASS
 from oocdl.storage.run.run_store import RunStore
 from tests.kit.random_courses import Course, Net
 from tests.kit.runs import broken_after, losses_of, same, trained_as
 from tests.kit.settings import EXACT
+
+KINDS = {0: {RAGGED}, 3: {FIRST, NEXT, RAGGED}, 8: {FIRST, SINGLE_PASS}}
+"""Seed -> kinds of passes that its course has: none goes untested."""
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +40,7 @@ def test_a_course_is_pytorchs_and_goes_on_to_the_same_bits(
     samples = course.write(tmp_path / "data.zarr")
     how = {**EXACT, **course.options}
     run = oocdl.fit(path, tmp_path / "data.zarr", workdir=tmp_path / "run", **how)
+    assert KINDS.get(seed, set()) <= set(run.plan.kinds)
     history, averages = course.train(twin, samples)
     np.testing.assert_allclose(losses_of(run), [loss for loss, _ in history], rtol=1e-9)
     found = [row.get("val_loss", np.nan) for row in run.history]
