@@ -218,7 +218,7 @@ def test_a_trace_is_read_without_a_browser(tmp_path: Path) -> None:
         busy += sum(phases)
     assert busy > 0  # of one thread it may be less than a millisecond, which prints as none
     named = {*made.plan.layer_names.values()}
-    assert len(layers) == 10 and all(row.split("|")[1].strip() in named for row in layers)
+    assert len(layers) == min(10, len(named)) and all(row.split("|")[1].strip() in named for row in layers)
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -20,13 +20,21 @@ from oocdl.graph.ir.index import region_size
 from oocdl.graph.ir.program_cost import ProgramScratch
 from oocdl.graph.onnx.model_file import size_text
 from oocdl.graph.partition.cut_classes import Classes
+from oocdl.graph.partition.joined_layers import JoinSize, choose_runs, join_layers
 from oocdl.graph.partition.layer_kinds import Cut, LayerKind
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import LayerCutter
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.planning.slot_search import COMBINED_AT_ONCE, FEW_SLOTS, SlotSearch
-from oocdl.planning.tile_search import Layering, Limits, TileSearch, bytes_of, requested_cuts
+from oocdl.planning.tile_search import (
+    MIN_PARALLEL_SECONDS,
+    Layering,
+    Limits,
+    TileSearch,
+    bytes_of,
+    requested_cuts,
+)
 
 PARTIAL_SUM_BYTES = 16 << 20
 """Memory for the partial sums of one value; more shards than fit in it share partial sums."""
@@ -77,6 +85,8 @@ class PassPlan:
     """Processes that it was cut for: each has partial sums of its own."""
     hosts: int | None = None
     """Workers of a cluster that get work, where more would be hardly faster; None: all that there are."""
+    runs: tuple[int, ...] = ()
+    """For each layer of these cuts the number of that which it is joined into; empty if none are joined."""
 
     def __repr__(self) -> str:
         return f"<PassPlan: {len(self.layers)} layers, {self.tasks} tasks>"
@@ -140,11 +150,27 @@ class PassSize(NamedTuple):
 def plan_pass(layering: Layering, limits: Limits) -> PassPlan:
     """Choose layers and grids such that every unit fits; BudgetError if there are none."""
     cuts, fitted = _grids(layering, limits, every_unit=True)
-    layers = _plan_layers([cutter for cutter, _ in fitted], layering)
-    plan = PassPlan(layering.factored, layering.classes, cuts, layers)
+    cutters = [cutter for cutter, _ in fitted]
+    sizes = [_join_size(cutter, layering) for cutter in cutters] if limits.workers == 1 else []
+    runs = choose_runs([cutter.layer for cutter in cutters], sizes, limits.unit_bytes) if sizes else ()
+    if runs:
+        grids = {run: cutter.grid for run, cutter in zip(runs, cutters, strict=True)}
+        joined = join_layers(layering.wiring, [cutter.layer for cutter in cutters], runs)
+        cutters = [layering.cutter(layer, grids[layer.index]) for layer in joined]
+    layers = _plan_layers(cutters, layering)
+    plan = PassPlan(layering.factored, layering.classes, cuts, layers, runs=runs)
     if not any(_shares_sums(plan, planned) for planned in layers):
         return plan
     return replace(plan, slots=limits.threads if limits.threads > FEW_SLOTS else 1, workers=limits.workers)
+
+
+def _join_size(cutter: LayerCutter, layering: Layering) -> JoinSize | None:
+    """What a layer takes if it is not cut, since it takes less than ``MIN_PARALLEL_SECONDS``; else None."""
+    if cutter.count > 1 or layering.middle_unit(cutter)[0] > MIN_PARALLEL_SECONDS:
+        return None
+    values = layering.factored.graph.values
+    weights = [values[name] for name in cutter.layer.reads if values[name].role == Role.WEIGHT]
+    return JoinSize(*layering.largest_unit(cutter), sum(weight.nbytes for weight in weights))
 
 
 def estimate_pass(layering: Layering, limits: Limits) -> PassSize:
@@ -250,20 +276,25 @@ def _shares_sums(plan: PassPlan, planned: LayerPlan) -> bool:
 def frozen_cuts(plan: PassPlan) -> dict[str, object]:
     """Return what ``replan_pass`` needs to make the same plan again: plain data for ``plan.json``.
 
-    ``slots`` and ``workers`` only where they are not 1, ``hosts`` only where some workers get no work.
+    ``slots`` and ``workers`` only where they are not 1, ``hosts`` only where some workers get no work,
+    ``runs`` only where layers are joined.
     """
     found: dict[str, object] = {
         "cuts": list(plan.cuts),
         "grids": [{str(cut): count for cut, count in p.grid.items()} for p in plan.layers],
     }
     found |= {k: v for k, v in (("slots", plan.slots), ("workers", plan.workers)) if v != 1}
+    found |= {"runs": list(plan.runs)} if plan.runs else {}
     return found if plan.hosts is None else found | {"hosts": plan.hosts}
 
 
 def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
     """Make the plan again that ``frozen_cuts`` was taken from; InputError if it is not of this network."""
     cuts = [int(cut) for cut in frozen["cuts"]]
+    runs = tuple(map(int, frozen.get("runs", ())))
     layers = layering.layers(cuts)
+    if len(runs) == len(layers):
+        layers = join_layers(layering.wiring, layers, runs)
     if len(layers) != len(frozen["grids"]):
         raise InputError("the stored plan belongs to another model or version; pass replan=True")
     grids = [{int(cut): int(count) for cut, count in grid.items()} for grid in frozen["grids"]]
@@ -276,6 +307,7 @@ def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
         int(frozen.get("slots", 1)),
         int(frozen.get("workers", 1)),
         int(frozen["hosts"]) if "hosts" in frozen else None,
+        runs,
     )
 
 

@@ -178,7 +178,7 @@ class Layering:
         self.flops = by_key(partial(program_flops, rules=rules))
         self.costs = Costs(rates)
         self.classes = find_classes(factored)
-        self._wiring = Wiring(factored, heavy_nodes(factored, rules))
+        self.wiring = Wiring(factored, heavy_nodes(factored, rules))
         self.cut_order = {cut: place for place, cut in enumerate(cut_preference(self.classes))}
         self._axes_of = {
             name: (factored.graph.values[name].nbytes, frozenset(classes))
@@ -203,7 +203,7 @@ class Layering:
         """The layers of the pass if the classes ``cuts`` may be cut."""
         key = frozenset(cuts)
         if key not in self._layers:
-            self._layers[key] = choose_stored(self._wiring, group(self._wiring, self.classes, key))
+            self._layers[key] = choose_stored(self.wiring, group(self.wiring, self.classes, key))
         return self._layers[key]
 
     def best_cut(self, pieces: int) -> list[int]:

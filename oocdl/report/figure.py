@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from oocdl.errors import InputError, printable
+from oocdl.graph.partition.storage_cut import phase_of
 from oocdl.host.optional import needed
 from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
-from oocdl.report.layer_facts import phase_of
 from oocdl.report.tables import shortened
 from oocdl.storage.files import reporting
 

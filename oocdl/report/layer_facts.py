@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from oocdl.graph.ir.graph import Role
-from oocdl.graph.partition.storage_cut import Layer
+from oocdl.graph.partition.storage_cut import Layer, phase_of
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.simulation.timeline import Simulated
 
@@ -82,11 +82,6 @@ def computing_seconds(simulated: Iterable[Simulated]) -> dict[str, float]:
     return seconds
 
 
-def phase_of(layer: str) -> str:
-    """Return the part of a pass that a layer belongs to, by its name in the plan."""
-    return {"grad": "backward", "update": "update"}.get(layer.partition("/")[0], "forward")
-
-
 def layer_names(compiled: CompiledPass) -> dict[str, str]:
     """Return layer -> its name, which no two have; from the second of a name on they are numbered."""
     model = compiled.imported.graph
@@ -95,17 +90,19 @@ def layer_names(compiled: CompiledPass) -> dict[str, str]:
     seen: Counter[str] = Counter()
     names = {}
     for planned in compiled.plan.layers:
-        name = _name(planned.layer, known, weights, compiled.imported.modules)
+        layer = planned.layer
+        ends = dict.fromkeys((layer.members or (layer.name,))[:: max(len(layer.members) - 1, 1)])
+        name = " … ".join(_name(end, layer, known, weights, compiled.imported.modules) for end in ends)
         seen[name] += 1
-        names[planned.layer.name] = name if seen[name] == 1 else f"{name} {seen[name]}"
+        names[layer.name] = name if seen[name] == 1 else f"{name} {seen[name]}"
     return names
 
 
-def _name(layer: Layer, known: Set[str], weights: Set[str], modules: Mapping[str, str]) -> str:
-    phase, slash, rest = layer.name.partition("/")
+def _name(title: str, layer: Layer, known: Set[str], weights: Set[str], modules: Mapping[str, str]) -> str:
+    phase, slash, rest = title.partition("/")
     if phase == "update" and slash:
         return f"update/{rest if rest in weights else WEIGHTS}"
-    part, name = ("grad/", rest) if phase == "grad" and slash else ("", layer.name)
+    part, name = ("grad/", rest) if phase == "grad" and slash else ("", title)
     if name in weights:
         return f"{part}{name}"
     node = _node(name, known)

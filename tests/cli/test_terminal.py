@@ -124,6 +124,7 @@ def test_layers_are_grouped_unless_all_are_asked_for(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("oocdl.report.tables.MOST_ROWS", 10)
+    monkeypatch.setattr("oocdl.planning.pass_plan.MIN_PARALLEL_SECONDS", 0.0)  # no layers are joined
     what = ("plan", folder / "net.onnx", folder / "data.zarr", *TINY)
     grouped, every = run(capsys, *what)[1], run(capsys, *what, "--all")[1]
     assert "│ down2 × 2 " in grouped, grouped

@@ -119,7 +119,7 @@ def test_a_plan_reserves_the_scratch_that_was_measured(tmp_path: Path) -> None:
     doubled = {kind: ((1, 2.0),) for kind in NOMINAL.arithmetic if kind.startswith("Conv")}
     store_rates("torch", replace(NOMINAL, scratch_ratios=doubled))
     assert scratch() == {key: (heavy, nbytes * (1 + heavy)) for key, (heavy, nbytes) in told.items()}
-    assert sum(nbytes > 0 for heavy, nbytes in told.values() if heavy) > 5
+    assert sum(nbytes > 0 for heavy, nbytes in told.values() if heavy) > 1
 
 
 def test_disk_of_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 Prepare = Callable[[Tensor], Tensor]
-SMALL_ELEMENTS = 1 << 12
+SMALL_ELEMENTS = 1 << 9
 """Maximum elements of arrays that are not worth a loop."""
 _thread = threading.local()
 
@@ -163,7 +164,10 @@ def _stages(program: Program, small: int) -> list[_Stage]:
     last_use = {slot: index for index, group in enumerate(groups) for slot in makes_of(group)}
     for index, group in enumerate(groups):
         last_use |= dict.fromkeys(reads_of(group), index)
-    final, own = {item.slot for item in program.outputs}, _overwritable(program, groups)
+    final: defaultdict[int, list[int]] = defaultdict(list)
+    for number, item in enumerate(program.outputs):
+        final[item.slot].append(number)
+    own = _overwritable(program, groups)
     ends: list[set[int]] = [set() for _ in groups]
     for slot, at in last_use.items():
         ends[at].add(slot)
@@ -175,7 +179,7 @@ def _stages(program: Program, small: int) -> list[_Stage]:
             part: Instruction | ChainStep = ChainStep(group, needed, spare, dtype_of)
         else:
             part = group
-        done = tuple(number for number, item in enumerate(program.outputs) if item.slot in ending)
+        done = tuple(sorted(number for slot in ending for number in final.get(slot, ())))
         stages.append(_Stage(part, done, tuple(sorted(ending))))
     return stages
 

@@ -41,6 +41,8 @@ class Layer:
     """Values of which each shard makes a partial result."""
     touched: frozenset[int]
     """Cut classes along which it may be cut."""
+    members: tuple[str, ...] = ()
+    """Names of the layers that were joined to it, in order; empty if it is one layer."""
 
     @cached_property
     def makes(self) -> frozenset[str]:
@@ -51,6 +53,11 @@ class Layer:
     def sinks(self) -> tuple[Cell, ...]:
         """The nodes that make these."""
         return tuple([c for c in self.cells if any([v.value in self.makes for v in c.outputs])])
+
+
+def phase_of(layer: str) -> str:
+    """Return the part of a pass that a layer belongs to, by its name."""
+    return {"grad": "backward", "update": "update"}.get(layer.partition("/")[0], "forward")
 
 
 class _Search:
