@@ -151,17 +151,32 @@ def plan_pass(layering: Layering, limits: Limits) -> PassPlan:
     """Choose layers and grids such that every unit fits; BudgetError if there are none."""
     cuts, fitted = _grids(layering, limits, every_unit=True)
     cutters = [cutter for cutter, _ in fitted]
-    sizes = [_join_size(cutter, layering) for cutter in cutters] if limits.workers == 1 else []
-    runs = choose_runs([cutter.layer for cutter in cutters], sizes, limits.unit_bytes) if sizes else ()
-    if runs:
-        grids = {run: cutter.grid for run, cutter in zip(runs, cutters, strict=True)}
-        joined = join_layers(layering.wiring, [cutter.layer for cutter in cutters], runs)
-        cutters = [layering.cutter(layer, grids[layer.index]) for layer in joined]
-    layers = _plan_layers(cutters, layering)
+    runs = _runs(cutters, layering, limits)
+    layers = _plan_layers(_joined(cutters, runs, layering), layering)
+    if runs and max(planned.peak_bytes for planned in layers) > limits.unit_bytes:
+        # The program of a run may copy an array that programs of its layers read as they want it.
+        runs, layers = (), _plan_layers(cutters, layering)
     plan = PassPlan(layering.factored, layering.classes, cuts, layers, runs=runs)
     if not any(_shares_sums(plan, planned) for planned in layers):
         return plan
     return replace(plan, slots=limits.threads if limits.threads > FEW_SLOTS else 1, workers=limits.workers)
+
+
+def _runs(cutters: Sequence[LayerCutter], layering: Layering, limits: Limits) -> tuple[int, ...]:
+    """Return the number of the run that each layer is joined into; nothing if none are joined."""
+    if limits.workers > 1:  # more units, to have work for each
+        return ()
+    sizes = [_join_size(cutter, layering) for cutter in cutters]
+    return choose_runs([cutter.layer for cutter in cutters], sizes, limits.unit_bytes)
+
+
+def _joined(cutters: Sequence[LayerCutter], runs: Sequence[int], layering: Layering) -> Sequence[LayerCutter]:
+    """Join the layers of each run; those that are cut are alone in theirs, and keep their grids."""
+    if not runs:
+        return cutters
+    grids = {run: cutter.grid for run, cutter in zip(runs, cutters, strict=True)}
+    joined = join_layers(layering.wiring, [cutter.layer for cutter in cutters], runs)
+    return [layering.cutter(layer, grids[layer.index]) for layer in joined]
 
 
 def _join_size(cutter: LayerCutter, layering: Layering) -> JoinSize | None:

@@ -73,6 +73,14 @@ def test_joined_layers_fit_a_unit(kib: int) -> None:
     assert len(whole.layers) < len(plan.layers) < len(layering.layers(plan.cuts))
 
 
+def test_layers_whose_program_takes_more_than_they_were_sized_at_stay_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(JoinSize, "fits", lambda size, unit_bytes: True)
+    plan = plan_pass(layering_of(towers()), Limits(1300 << 10, 2))
+    assert not plan.runs and plan.peak_unit_bytes <= 1300 << 10
+
+
 @pytest.mark.parametrize(
     ("graph", "limits"),
     [(towers(), Limits(1 << 30, 4, workers=2)), (towers(256), Limits(1 << 30, 2))],
