@@ -22,7 +22,7 @@ import numpy as np
 from oocdl import events
 from oocdl.dashboard.facts import NO_LAYER, facts_of
 from oocdl.dashboard.samples import read_sample
-from oocdl.dashboard.series import Tail, packed
+from oocdl.dashboard.series import Tail, packed, put
 from oocdl.errors import OocdlError
 from oocdl.runtime.measured import Phase
 from oocdl.storage.files import regular
@@ -148,7 +148,7 @@ class LiveLog:
         self._forget_rows()
         if event.plan is not None:
             facts = facts_of(event.plan, event.steps)
-            self._replace(FACTS, facts.to_json().encode())
+            put(self._folder / FACTS, facts.to_json().encode())
             self._layers = {
                 name: (np.array(one.layer_of), len(one.layers)) for name, one in facts.passes.items()
             }
@@ -174,7 +174,7 @@ class LiveLog:
             "plan_id": event.plan_id,
             "phases": base64.b64encode(merged.tobytes()).decode(),
         }
-        self._replace(NOW, json.dumps(words).encode())
+        put(self._folder / NOW, json.dumps(words).encode())
         if event.at_seconds - self._lined >= max(1.0, (event.at_seconds - self._first) / MOST_LINES) * 0.9:
             self._lined = event.at_seconds
             rows = {one.name: [getattr(one, name) for name in OF_PROCESS] for one in event.processes}
@@ -190,7 +190,7 @@ class LiveLog:
                 for number, one in enumerate(passes.values())
                 for name in ("numbers", "times", "threads")
             }
-            self._replace(LAST_PASS, packed(names=list(passes), plans=plans, spent=same, **arrays))
+            put(self._folder / LAST_PASS, packed(names=list(passes), plans=plans, spent=same, **arrays))
 
     def _spend(self, passes: list[events.PassTimes]) -> None:
         """Note what each layer took in a pass, if it is another than before and all processes tell of it."""
@@ -220,7 +220,7 @@ class LiveLog:
             self._note("notice", f"pictures of samples end here: {error}")
             return
         self._unpictured = None
-        self._replace(PICTURES, found.packed())
+        put(self._folder / PICTURES, found.packed())
         self._pictured = time.monotonic() + (time.monotonic() - begun) / PICTURES_SHARE
 
     def _flush(self) -> None:
@@ -232,7 +232,7 @@ class LiveLog:
     def _forget_rows(self) -> None:
         """Rows are in the history, or were rolled back."""
         self._rows = []
-        self._replace(STEPS, b"")  # another file, which readers notice however long it has become
+        put(self._folder / STEPS, b"")  # another file, which readers notice however long it has become
 
     def _note(self, kind: str, text: str, **more: Any) -> None:
         if self._folder.is_dir():
@@ -241,10 +241,3 @@ class LiveLog:
     def _append(self, name: str, *lines: Mapping[str, Any]) -> None:
         with open(self._folder / name, "a", opener=regular) as out:
             out.write("".join(json.dumps(dict(line)) + "\n" for line in lines))
-
-    def _replace(self, name: str, data: bytes) -> None:
-        """Write a file that readers see whole or not at all."""
-        partial = self._folder / f"{name}.partial"
-        with open(partial, "wb", opener=regular) as out:
-            out.write(data)
-        partial.replace(self._folder / name)

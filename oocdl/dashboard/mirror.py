@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from oocdl.dashboard.live_log import FACTS, FOLDER, LAST_PASS, NOTES, NOW, PICTURES, RESOURCES, STEPS
-from oocdl.dashboard.series import Watched
-from oocdl.storage.files import regular
+from oocdl.dashboard.series import Growing, Watched, put
 
 GROWING = ("history/steps.jsonl", *(f"{FOLDER}/{name}" for name in (STEPS, RESOURCES, NOTES)))
 """Files that are written on at their end, or anew."""
@@ -30,31 +27,12 @@ class Piece:
     data: bytes
 
 
-class _Growing:
-    """A file that is written on at its end. One that has become shorter, or is another, begins anew."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._inode, self._at = path, -1, 0
-
-    def news(self) -> tuple[int, bytes] | None:
-        """Return where new bytes begin, and at most ``MOST_BYTES`` of them; None without any, or a file."""
-        with suppress(FileNotFoundError), open(self._path, "rb", opener=regular) as stream:
-            found = os.fstat(stream.fileno())
-            goes_on = found.st_ino == self._inode and self._at <= found.st_size
-            start = self._at if goes_on else 0
-            stream.seek(start)
-            data = stream.read(MOST_BYTES)
-            self._inode, self._at = found.st_ino, start + len(data)
-            return (start, data) if data or not goes_on else None
-        return None
-
-
 class Source:
     """The files where they are written."""
 
     def __init__(self, run: Path) -> None:
         self._replaced = {name: Watched(run / name) for name in REPLACED}
-        self._growing = {name: _Growing(run / name) for name in GROWING}
+        self._growing = {name: Growing(run / name) for name in GROWING}
 
     def news(self) -> list[Piece]:
         """Return what is new since the last call, at most about ``MOST_BYTES``."""
@@ -63,8 +41,8 @@ class Source:
         for name, growing in self._growing.items():
             if sum(len(piece.data) for piece in found) >= MOST_BYTES:
                 break
-            if (new := growing.news()) is not None:
-                found.append(Piece(name, *new))
+            if (data := growing.news(MOST_BYTES)) or growing.again:
+                found.append(Piece(name, growing.at, data))
         return found
 
 
@@ -79,7 +57,5 @@ def write(folder: Path, pieces: Iterable[Piece]) -> None:
             with path.open("r+b") as stream:
                 stream.seek(piece.at)
                 stream.write(piece.data)
-        else:  # a new file: readers see that it is another
-            partial = path.with_name(f"{path.name}.partial")
-            partial.write_bytes(piece.data)
-            partial.replace(path)
+        else:
+            put(path, piece.data)

@@ -38,29 +38,40 @@ class Watched:
         return data
 
 
-class Tail:
-    """The lines of JSON of a file that grows. One that has become shorter, or is another, is read anew."""
+class Growing:
+    """A file that is written on at its end. One that is shorter, another or gone begins anew."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._inode, self._at = path, -1, 0
+        self._path, self._inode = path, -1
+        self.at = self.end = 0
+        """Where the last ``news`` begin in the file, and end."""
         self.again = False
-        """Whether the last ``read`` began anew: what was read before it is no longer so."""
+        """Whether they began anew: what was read before them is no longer so."""
+
+    def news(self, most: int = -1) -> bytes:
+        """Return the bytes that have come since the last call, at most so many."""
+        self.at, data = 0, b""
+        with suppress(FileNotFoundError), open(self._path, "rb", opener=regular) as stream:
+            found = os.fstat(stream.fileno())
+            self.at = self.end if found.st_ino == self._inode and found.st_size >= self.end else 0
+            stream.seek(self.at)
+            data = stream.read(most)
+            self._inode = found.st_ino
+        self.again, self.end = self.at < self.end, self.at + len(data)
+        return data
+
+
+class Tail(Growing):
+    """The lines of JSON of a file that grows."""
 
     def read(self) -> list[dict[str, Any]]:
         """Return the lines that have come since the last call. One that is not whole yet comes later.
 
         A line that is no JSON is left out: a writer that was killed may have left part of one.
         """
-        before, at, data = self._at, 0, b""
-        with suppress(FileNotFoundError), open(self._path, "rb", opener=regular) as stream:
-            found = os.fstat(stream.fileno())
-            at = before if found.st_ino == self._inode and found.st_size >= before else 0
-            stream.seek(at)
-            data = stream.read()
-            self._inode = found.st_ino
-        self.again = at < before
+        data = self.news()
         whole = data[: data.rfind(b"\n") + 1]
-        self._at = at + len(whole)
+        self.end = self.at + len(whole)
         return [row for line in whole.splitlines() if (row := _row(line)) is not None]
 
 
@@ -114,6 +125,14 @@ class Table:
         column = self._columns.get(name)
         # Of a copy: an array that NumPy looks at cannot grow, and another thread may add rows.
         return np.full(self.rows, np.nan) if column is None else np.array(column[:])
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file that readers see whole or not at all, and as another one."""
+    partial = path.with_name(f"{path.name}.partial")
+    with open(partial, "wb", opener=regular) as out:
+        out.write(data)
+    partial.replace(path)
 
 
 def packed(**arrays: Any) -> bytes:
