@@ -38,22 +38,27 @@ class Showing:
         """Name of the run on a scheduler: a run that begins twice, as its answer was lost, is there once."""
         self._is_begun, self._has_page = False, True
         """Whether the scheduler may have the run, and whether Dask has pages there."""
-        self._sender: Sender | None = None
+        self._source: Source | None = None
+        """Gives what is new in the run's files, for a scheduler that does not see them; None: it does."""
+        self._sending: Future[Any] | None = None
+        self._sent_at = float("-inf")
         self._begin()
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
+        """Take an event. Nothing waits: what could not be sent yet is sent with a later one."""
         if isinstance(event, WorkersChanged) and self._has_page and self._ask(dask_plugin.is_shown) is False:
             self._begin()  # on a scheduler that has started anew
-        if self._sender is not None:
-            self._sender(event)
+        has_arrived = self._sending is None or self._sending.done()
+        if has_arrived and time.monotonic() - self._sent_at >= SEND_SECONDS:
+            self._send(0.0)
 
     def __enter__(self) -> Showing:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._sender is not None:
-            self._sender.finish()
+        deadline = time.monotonic() + END_SECONDS
+        while self._send(deadline - time.monotonic()):
+            pass
         if self._is_begun:
             try:
                 on_scheduler(self._client(), dask_plugin.end, self._name)
@@ -67,75 +72,49 @@ class Showing:
         except Exception as error:  # of whatever kind: the page must not end the run
             if isinstance(error, ImportError):  # the scheduler lacks oocdl
                 self._is_begun = self._has_page = False
-            self._tell(_failed(self._run, error))
+            self._tell_failure(error)
             return None
 
     def _begin(self) -> None:
-        client, self._sender, self._is_begun = self._client(), None, True
+        client, self._source, self._sending, self._is_begun = self._client(), None, None, True
         begun = self._ask(dask_plugin.begin, client.id, str(self._run), mark_of(self._run))
         if begun is None:
             return
-        link = client.dashboard_link.removesuffix("status") if begun.is_shown else ""
-        if self._tells_address:
-            self._tell(
-                f"dashboard: {link}{dask_plugin.PAGE} until the run ends"
-                if begun.is_shown
-                else "Dask shows no dashboard, so there is no page in it; "
-                f"`oocdl dashboard {quote(str(self._run))}` shows the run"
-            )
-        self._is_begun = self._has_page = begun.is_shown
-        if begun.is_shown and not begun.sees_run:
-            self._sender = Sender(client, self._name, self._run, self._tell)
-
-
-class Sender:
-    """A listener that sends what is new in a run's files to a scheduler that does not see them.
-
-    It never waits: what could not be sent yet is sent with a later event.
-    """
-
-    def __init__(self, client: Any, name: str, run: Path, tell: Callable[[str], None]) -> None:
-        self._client, self._name, self._run, self._tell = client, name, run, tell
-        self._source, self._sent_at = Source(run), float("-inf")
-        self._sending: Future[Any] | None = None
-        self._failed = False
-
-    def __call__(self, event: Event) -> None:
-        """Send what is new, if the last message has arrived and is at least ``SEND_SECONDS`` old."""
-        has_arrived = self._sending is None or self._sending.done()
-        if has_arrived and time.monotonic() - self._sent_at >= SEND_SECONDS:
-            self._send(0.0)
-
-    def finish(self) -> None:
-        """Send all that is left, and wait for it at most ``END_SECONDS``."""
-        deadline = time.monotonic() + END_SECONDS
-        while self._send(deadline - time.monotonic()):
-            pass
+        self._is_begun = self._has_page = begun != "no dashboard"
+        if begun == "sent":
+            self._source = Source(self._run)
+        if self._tells_address and self._has_page:
+            link = client.dashboard_link.removesuffix("status")
+            self._tell(f"dashboard: {link}{dask_plugin.PAGE} until the run ends")
+        elif self._tells_address:
+            self._tell(f"Dask shows no dashboard, so there is no page in it; {self._other}")
 
     def _send(self, wait_seconds: float) -> bool:
         """Send what is new, once the last message has arrived; return whether there was anything."""
-        if self._failed:
+        if self._source is None:
             return False
         try:
             if self._sending is not None:
                 self._sending.result(max(wait_seconds, 0.0))
             self._sending, self._sent_at = None, time.monotonic()
-            pieces = self._source.news()
-            if pieces:
-                call = dask_private.run_on_scheduler(self._client, dask_plugin.receive, self._name, pieces)
-                self._sending = in_loop(self._client, call)
+            if pieces := self._source.news():
+                client = self._client()
+                call = dask_private.run_on_scheduler(client, dask_plugin.receive, self._name, pieces)
+                self._sending = in_loop(client, call)
             return bool(pieces)
         except Exception as error:  # of whatever kind: the page must not end the run
             if self._sending is not None:
                 self._sending.cancel()
-            self._failed = True
-            self._tell(_failed(self._run, error))
+            self._source = None
+            self._tell_failure(error)
             return False
 
+    def _tell_failure(self, error: Exception) -> None:
+        self._tell(f"no page in Dask's dashboard ({_in_words(error)}); {self._other}")
 
-def _failed(run: Path, error: Exception) -> str:
-    command = f"`oocdl dashboard {quote(str(run))}`"
-    return f"no page in Dask's dashboard ({_in_words(error)}); {command} shows the run"
+    @property
+    def _other(self) -> str:
+        return f"`oocdl dashboard {quote(str(self._run))}` shows the run"
 
 
 def _in_words(error: Exception) -> str:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from distributed import Scheduler, SchedulerPlugin
@@ -26,15 +26,8 @@ from oocdl.runtime.cluster.member import mark_of
 NAME = "oocdl-page"
 PAGE = "oocdl"
 """Last part of the page's address, and its label in the navigation bar."""
-
-
-@dataclass(frozen=True)
-class Begun:
-    """The scheduler's answer to a driver that asks for a page of its run."""
-
-    is_shown: bool
-    sees_run: bool
-    """Whether the scheduler reads the run directory; else the driver has to send what is in it."""
+Begun = Literal["no dashboard", "seen", "sent"]
+"""The scheduler's answer to a driver: it reads the run directory, or is to be sent what is in it."""
 
 
 @dataclass(eq=False)
@@ -126,7 +119,7 @@ class Pages(SchedulerPlugin):
 async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: Scheduler) -> Begun:
     """Show a run on the scheduler's dashboard, if it has one."""
     if dask_pages(dask_scheduler) is None:
-        return Begun(False, False)
+        return "no dashboard"
     await end(run, dask_scheduler)  # its driver had no answer to an earlier call
     sees = mark != "" and mark_of(Path(path)) == mark
     folder = Path(path) if sees else Path(tempfile.mkdtemp(prefix="oocdl-page-"))
@@ -139,7 +132,7 @@ async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: 
     except BaseException:
         await pages.end(run)
         raise
-    return Begun(True, sees)
+    return "seen" if sees else "sent"
 
 
 def is_shown(run: str, dask_scheduler: Scheduler) -> bool:
