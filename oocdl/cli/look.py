@@ -16,7 +16,7 @@ from rich.text import Text
 from oocdl.cli.demo import run_demo
 from oocdl.cli.info import info_of, machine_info
 from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
-from oocdl.cli.texts import ConfigFile, sizes
+from oocdl.cli.texts import ConfigFile, pairs
 from oocdl.cli.verb_options import Dims, Engine, Out, RunDir, arguments_for, records_for, with_options
 from oocdl.config import OPTIONS, plain
 from oocdl.config.option_checks import MOST_PORT
@@ -190,7 +190,7 @@ def info(
     if (weights or dims) and not str(what).lower().endswith(".onnx"):
         raise InputError("--weights and --dims go with a model")
     with ending(lambda: UNCHANGED), waiting("looking .." if what else "measuring, unless that was done .."):
-        extents = OPTIONS["dims"].checked("dims", sizes("dims", dims, int))
+        extents = OPTIONS["dims"].checked("dims", pairs("dims", dims, int))
         data, told = machine_info(engine, again) if what is None else info_of(what, extents, weights, every)
     _show(as_json, data, told)
 

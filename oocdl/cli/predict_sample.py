@@ -18,11 +18,11 @@ import zarr
 
 from oocdl.dashboard.facts import RunFacts, read_facts
 from oocdl.dashboard.live_log import FACTS, FOLDER
-from oocdl.dashboard.samples import space_of, strides_of
+from oocdl.dashboard.samples import dataset_of, space_of, strides_of
 from oocdl.errors import InputError, OocdlError
 from oocdl.host.limits import available
 from oocdl.ops.loss_functions import labels_of
-from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
+from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.dataset.sample_stack import MARK, own_sized
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.run import Run
@@ -34,9 +34,7 @@ MOST_CLASSES, SAMPLE = 64, "sample"
 def predict(run: Path, number: int, out: Path) -> None:
     """Predict a sample, and write what the page shows. Raises what ``Run.predict`` raises."""
     facts, made = read_facts((run / FOLDER / FACTS).read_text()), open_run(run)
-    names = tuple(dict.fromkeys(name for _, name in facts.images))
-    dataset = open_dataset(DatasetSpec(facts.dataset, facts.group, names, True))
-    memory = min(facts.budget_bytes, available().nbytes // 2)
+    dataset, memory = dataset_of(facts), min(facts.budget_bytes, available().nbytes // 2)
     with tempfile.TemporaryDirectory(prefix="oocdl-predicted-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the spill's place
         one = _one_sample(Path(folder) / "one.zarr", facts, dataset, number)
@@ -83,8 +81,7 @@ def _classes(
     array: Any, target: Any, number: int, ignored: int | None
 ) -> tuple[np.ndarray, dict[int, float]]:
     axes, strides, slab = array.shape[1:], strides_of(array.shape[1:]), array.chunks[1]
-    counts = {name: np.zeros(MOST_CLASSES, np.int64) for name in ("both", "target", "predicted")}
-    parts = []
+    counts, parts = np.zeros((MOST_CLASSES, MOST_CLASSES), np.int64), []
     for low in range(0, axes[0], slab):
         high = min(low + slab, axes[0])
         logits = np.asarray(array[:, low:high])
@@ -95,12 +92,12 @@ def _classes(
             labels = target.read(box).reshape(found.shape).astype(np.int64)
             counted = np.full(found.shape, True) if ignored is None else labels != ignored
             meant, kept = (np.clip(of[counted], 0, MOST_CLASSES - 1) for of in (labels, found))
-            for name, of in (("target", meant), ("predicted", kept), ("both", meant[meant == kept])):
-                counts[name] += np.bincount(of, minlength=MOST_CLASSES)
+            pairs = np.bincount(MOST_CLASSES * meant + kept, minlength=counts.size)
+            counts += pairs.reshape(counts.shape)
         rows = slice(-low % strides[0], None, strides[0])
         parts.append(found[(rows, *(slice(None, None, step) for step in strides[1:]))].astype(np.uint8))
-    sums = counts["target"] + counts["predicted"]
-    dice = {int(n): float(2 * counts["both"][n] / sums[n]) for n in np.flatnonzero(sums)}
+    sums = counts.sum(axis=0) + counts.sum(axis=1)
+    dice = {int(n): float(2 * counts[n, n] / sums[n]) for n in np.flatnonzero(sums)}
     return np.concatenate(parts), dice
 
 

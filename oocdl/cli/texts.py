@@ -74,30 +74,23 @@ def each_pair(option: str, text: str) -> Iterator[tuple[str, Any]]:
         yield name.strip(), value.strip()
 
 
-def pairs(option: str, given: Sequence[str] | None) -> dict[str, Any] | None:
+def pairs(
+    option: str, given: Sequence[str] | None, kind: type[int] | type[float] | None = None
+) -> dict[str, Any] | None:
     """Read ``name=value`` texts, one each or several with commas, as a mapping; None if there are none.
 
-    >>> pairs("inputs", ["image=t1", "mask=m,age=a"])
-    {'image': 't1', 'mask': 'm', 'age': 'a'}
+    >>> pairs("inputs", ["image=t1", "mask=m,age=a"]), pairs("dims", ["depth=512"], int)
+    ({'image': 't1', 'mask': 'm', 'age': 'a'}, {'depth': 512})
     """
     found: dict[str, Any] = {}
     for name, value in (pair for text in given or () for pair in each_pair(option, text)):
         if name in found:
             raise InputError(f"{flag(option)} has '{name}' twice, the second time as '{name}={value}'")
-        found[name] = value
+        try:
+            found[name] = value if kind is None else kind(str(value))
+        except ValueError:
+            raise InputError(f"{flag(option)} takes name=number, got '{name}={value}'") from None
     return found or None
-
-
-def sizes(option: str, given: Sequence[str] | None, kind: type[int] | type[float]) -> dict[str, Any] | None:
-    """Read ``name=number`` texts as a mapping; None if there are none.
-
-    >>> sizes("dims", ["depth=512"], int)
-    {'depth': 512}
-    """
-    try:
-        return {name: kind(str(value)) for name, value in (pairs(option, given) or {}).items()} or None
-    except ValueError:
-        raise InputError(f"{flag(option)} takes name=number, got '{' '.join(given or ())}'") from None
 
 
 def parse_loss(text: str) -> Any:

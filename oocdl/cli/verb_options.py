@@ -13,7 +13,7 @@ import typer
 from oocdl.augmentation.nnunet import Augment
 from oocdl.callbacks import CSV, EarlyStopping, MLflow, ModelCheckpoint, TensorBoard
 from oocdl.cli import texts
-from oocdl.cli.texts import SCHEDULES, flag, numbers, pairs, sizes
+from oocdl.cli.texts import SCHEDULES, flag, numbers, pairs
 from oocdl.config import make_settings, nearest, parse_optimizer
 from oocdl.config.options import LossLike, Metrics, Names, Normalize, Option, ParamGroups, Pieces, Validation
 from oocdl.errors import InputError
@@ -244,8 +244,8 @@ FORMS: Mapping[Any, Form] = {
     Sequence[int]: Form(str, lambda name, text: numbers(name, text, int), "1,2,4,.."),
     Sequence[float] | None: Form(str, lambda name, text: text and numbers(name, text, float), "Z,Y,X"),
     Mapping[str, str] | None: Form(list[str], pairs, "NAME=ARRAY"),
-    Mapping[str, int] | None: Form(list[str], lambda name, items: sizes(name, items, int), "NAME=SIZE"),
-    Mapping[str, float] | None: Form(list[str], lambda name, items: sizes(name, items, float), "NAME=FACTOR"),
+    Mapping[str, int] | None: Form(list[str], lambda name, items: pairs(name, items, int), "NAME=SIZE"),
+    Mapping[str, float] | None: Form(list[str], lambda name, items: pairs(name, items, float), "NAME=FACTOR"),
     Mapping[str, Any]: Form(list[str], lambda _, items: texts.parse_space(items or ()), "OPTION=VALUES"),
 }
 """Option type -> form; options of all other types are texts."""

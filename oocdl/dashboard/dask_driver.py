@@ -16,6 +16,7 @@ from oocdl.events import Event, WorkersChanged
 from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.member import mark_of
 from oocdl.runtime.cluster.watch import in_loop, on_scheduler
+from oocdl.storage.dataset.data_array import one_line
 
 SEND_SECONDS = 1.0
 """Minimum seconds between two messages with what is new."""
@@ -63,7 +64,7 @@ class Showing:
             try:
                 on_scheduler(self._client(), dask_plugin.end, self._name)
             except Exception as error:  # the run has ended, or is about to say why not
-                self._tell(f"the page in Dask's dashboard could not be taken away ({_in_words(error)})")
+                self._tell(f"the page in Dask's dashboard could not be taken away ({one_line(error)})")
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the plugin for this run; where that fails, tell it, and return None."""
@@ -110,12 +111,8 @@ class Showing:
             return False
 
     def _tell_failure(self, error: Exception) -> None:
-        self._tell(f"no page in Dask's dashboard ({_in_words(error)}); {self._other}")
+        self._tell(f"no page in Dask's dashboard ({one_line(error)}); {self._other}")
 
     @property
     def _other(self) -> str:
         return f"`oocdl dashboard {quote(str(self._run))}` shows the run"
-
-
-def _in_words(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

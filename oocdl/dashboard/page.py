@@ -65,7 +65,7 @@ class Page:
     """
 
     def __init__(self, view: View) -> None:
-        self._view, self._version = view, -1
+        self.view, self._version = view, -1
         self._header = Header()
         # An empty layout would be complained of.
         self._places = {
@@ -86,24 +86,24 @@ class Page:
 
     def update(self) -> None:
         """Show what the view has now, if it has something new; of the tabs, only the one that is seen."""
-        if self._version == self._view.version:
+        if self._version == self.view.version:
             self._show()  # time goes on
         else:
-            self._version = self._view.version
+            self._version = self.view.version
             self._show(self._open())
 
     def _open(self) -> str:
         return list(PANELS)[int(self._chosen.active)]
 
     def _show(self, *titles: str) -> None:
-        self._header.update(self._view)
+        self._header.update(self.view)
         for title in titles:
             if title not in self._panels:
                 self._panels[title] = PANELS[title]()
                 roots: list[UIElement] = [panel.root for panel in self._panels[title]]
                 self._contents[title] = [style.grid(roots)] if title == "Overview" else roots
             for panel in self._panels[title]:
-                panel.update(self._view)
+                panel.update(self.view)
             if self._places[title].children != self._contents[title]:
                 self._places[title].children = self._contents[title]
 
@@ -178,16 +178,14 @@ class Pages(BokehTornado):
 class Shown:
     """The view of a run, read on by one loop; ``tell`` is called with a line where that fails.
 
-    With ``of`` it is one of the runs that ``of`` shows, and reads on. Files are read by a thread: a disk of
-    the network that hangs does not stop who serves the page.
+    Files are read by a thread: a disk of the network that hangs does not stop who serves the page.
     """
 
-    def __init__(self, view: View, tell: Callable[[str], None], of: Shown | None = None) -> None:
+    def __init__(self, view: View, tell: Callable[[str], None]) -> None:
         self.view, self._tell = view, tell
         self.over = False
         """Whether nothing more comes: pages stay as they are."""
-        self.reading: threading.Lock = threading.Lock() if of is None else of.reading
-        self._told = ""
+        self._reading, self._told = threading.Lock(), ""
 
     async def refresh(self) -> None:
         """Read what is new of the run."""
@@ -199,31 +197,31 @@ class Shown:
                 self._tell(f"the page of {self.view.run} cannot be read on: {error}")
 
     def _read(self) -> None:
-        with self.reading:
+        with self._reading:
             self.view.refresh()
 
-    def page(self) -> Any:
-        """Make a page of what is known; it has a ``root`` and an ``update``."""
+    def page(self, document: Document) -> Any:
+        """Make the page that a browser asks for: it has a ``view``, a ``root`` and an ``update``."""
         return Page(self.view)
 
     def add_page(self, document: Document) -> None:
         """Give a browser's session its page, which is updated about once a second."""
-        if not self.reading.acquire(timeout=PATIENCE_SECONDS):
+        if not self._reading.acquire(timeout=PATIENCE_SECONDS):
             raise OSError(f"{self.view.run} is still being read: load the page again in a moment")
         try:
-            page = self.page()
+            page = self.page(document)
         finally:
-            self.reading.release()
+            self._reading.release()
 
         def update() -> None:
-            if self.reading.acquire(blocking=False):  # else the next call shows what is being read
+            if self._reading.acquire(blocking=False):  # else the next call shows what is being read
                 try:
                     page.update()
                 finally:
-                    self.reading.release()
+                    self._reading.release()
                 if self.over:
                     document.remove_periodic_callback(callback)
 
         callback = document.add_periodic_callback(update, round(1000 * UPDATE_SECONDS))
-        document.title = f"{printable(self.view.run.absolute().name)} · {TITLE}"
+        document.title = f"{printable(page.view.run.absolute().name)} · {TITLE}"
         document.add_root(page.root)

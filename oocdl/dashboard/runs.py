@@ -83,7 +83,7 @@ class RunsPage:
     """A table of runs, and their losses in one picture. Lay out ``root``, and call ``update``."""
 
     def __init__(self, view: Runs) -> None:
-        self._view, self._version = view, -1
+        self.view, self._version = view, -1
         folder = f"<span style='color:{style.FAINT_CSS}'>{style.text(view.run.absolute())}</span>"
         self._source = style.source("xs", "ys", "color", "name")
         self._figure = style.plot("Losses, smoothed", 420)
@@ -104,10 +104,10 @@ class RunsPage:
         self.update()
 
     def update(self) -> None:
-        if self._version == self._view.version:
+        if self._version == self.view.version:
             return
-        self._version = self._view.version
-        newest = list(self._view.views.items())[:MOST_CURVES]
+        self._version = self.view.version
+        newest = list(self.view.views.items())[:MOST_CURVES]
         shown = [thinned(len(view.steps), MOST_POINTS) for _, view in newest]
         losses = [smoothed(view.steps["loss"], SMOOTHING) for _, view in newest]
         self._source.data = {
@@ -116,7 +116,7 @@ class RunsPage:
             "color": [style.CYCLE[place % len(style.CYCLE)] for place in range(len(newest))],
             "name": [name for name, _ in newest],
         }
-        self._table.text = _table(self._view.views)
+        self._table.text = _table(self.view.views)
 
 
 def _table(views: dict[str, View]) -> str:

@@ -109,10 +109,14 @@ def read_whole(facts: RunFacts, step: int, sample: int) -> SamplePictures | None
     """
     if not facts.dataset or "://" in facts.dataset or not Path(facts.dataset).exists():
         return None
-    names = tuple(dict.fromkeys(name for _, name in facts.images))
-    dataset = open_dataset(DatasetSpec(facts.dataset, facts.group, names, True))
-    found = read_sample(dataset, facts.images, step, sample, is_whole=True)
+    found = read_sample(dataset_of(facts), facts.images, step, sample, is_whole=True)
     return found if found.pictures else None
+
+
+def dataset_of(facts: RunFacts) -> Dataset:
+    """Open the dataset of a run. Raises DatasetError."""
+    names = tuple(dict.fromkeys(name for _, name in facts.images))
+    return open_dataset(DatasetSpec(facts.dataset, facts.group, names, True))
 
 
 def read_outputs(run: Path, sample: int, outputs: Sequence[str]) -> tuple[list[Picture], list[str]]:

@@ -24,7 +24,7 @@ from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
 
-from oocdl.dashboard.page import TEMPLATE, UPDATE_SECONDS, Pages, Shown
+from oocdl.dashboard.page import TEMPLATE, UPDATE_SECONDS, Page, Pages, Shown
 from oocdl.dashboard.runs import RUN, Runs, RunsPage
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError, ResourceError
@@ -54,18 +54,11 @@ class ShownRuns(Shown):
         super().__init__(cast(View, runs), _complain)
         self._runs = runs
 
-    def page(self) -> Any:
-        return RunsPage(self._runs)
-
-    def add_page(self, document: Document) -> None:
-        """Give a browser the page that it asks for."""
+    def page(self, document: Document) -> Any:
         context: Any = document.session_context
         asked = context.request.arguments.get(RUN, []) if context is not None else []
         view = self._runs.views.get(asked[0].decode(errors="replace")) if asked else None
-        if view is None:
-            super().add_page(document)
-        else:
-            Shown(view, _complain, self).add_page(document)
+        return RunsPage(self._runs) if view is None else Page(view)
 
 
 async def _serve(

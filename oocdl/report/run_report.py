@@ -23,13 +23,10 @@ from oocdl.report.tables import Column, Sheet, block_sheet, text_of
 from oocdl.report.units import counted
 from oocdl.runtime.measured import KindTotals, Measured, Spent
 from oocdl.storage.checksums import sealed, unsealed
+from oocdl.storage.dataset.data_array import one_line
 from oocdl.storage.files import write_text
 
 REPORT_FILE = "report.json"
-
-
-def _ratio(layers: Sequence[LayerReport]) -> float:
-    return sum(one.seconds for one in layers) / sum(one.predicted_seconds for one in layers)
 
 
 COLUMNS = (
@@ -37,7 +34,13 @@ COLUMNS = (
     Column("units", "units", rank=4),
     Column("predicted_seconds", "predicted s", "{:.4f}".format),
     Column("seconds", "measured s", "{:.4f}".format),
-    Column("ratio", "ratio", "{:.2f}".format, 1, of=_ratio),
+    Column(
+        "ratio",
+        "ratio",
+        "{:.2f}".format,
+        1,
+        of=lambda layers: sum(one.seconds for one in layers) / sum(one.predicted_seconds for one in layers),
+    ),
     Column("gather_seconds", "reading s", "{:.4f}".format, 3),
     Column("wait_seconds", "waiting s", "{:.4f}".format, 2),
 )
@@ -191,5 +194,5 @@ def read_report(folder: Path) -> Report:
         totals = Total(**stored["predicted"]), Total(**stored["measured"])
         return Report(int(stored["steps"]), layers, *totals)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CorruptError(f"{path} is damaged ({reason}); delete it, the next commit writes it") from error
+        text = f"{path} is damaged ({one_line(error)}); delete it, the next commit writes it"
+        raise CorruptError(text) from error

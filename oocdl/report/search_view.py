@@ -9,7 +9,6 @@ from rich.console import Console
 
 from oocdl.errors import printable
 from oocdl.events import Notice, SearchEvent, TrialDone
-from oocdl.report import notebook
 from oocdl.report.notebook import block_here
 from oocdl.report.tables import Column, Sheet, text_of
 from oocdl.report.units import counted, duration, value_text
@@ -46,11 +45,6 @@ def search_table(rows: Sequence[Mapping[str, Any]]) -> Sheet:
         Column("state", "state", rank=1),
     )
     return Sheet("", columns, [[row[column.key] for column in columns] for row in rows])
-
-
-def search_html(path: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of a search for a notebook, best trials first."""
-    return notebook.page(f"search {path}", search_table(rows))
 
 
 class SearchProgress:

@@ -16,7 +16,8 @@ from oocdl.errors import InputError, StoreError
 from oocdl.events import SearchListener
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
-from oocdl.report.search_view import SearchProgress, search_html, search_text
+from oocdl.report import notebook
+from oocdl.report.search_view import SearchProgress, search_table, search_text
 from oocdl.training.call import WAIT_SECONDS, listeners
 from oocdl.training.job import is_module
 from oocdl.training.run import Run
@@ -134,7 +135,7 @@ class Search:
         return search_text(self.table)
 
     def _repr_html_(self) -> str:
-        return search_html(str(self.path), self.table)
+        return notebook.page(f"search {self.path}", search_table(self.table))
 
     def __repr__(self) -> str:
         return f"Search({str(self.path)!r}, trials={len(self.table)})"

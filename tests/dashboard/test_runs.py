@@ -108,7 +108,7 @@ def test_a_damaged_file_is_told_of_and_ends_no_page(folder: Path, name: str, dat
     for _ in range(2):
         asyncio.run(shown.refresh())
     assert len(told) == 1 and f"{live}" in told[0] and " is damaged (" in told[0]
-    assert shown.view.done == 19 and shown.view.version and shown.page().root
+    assert shown.view.done == 19 and shown.view.version and shown.page(Document()).root
     runs = Runs(folder)
     assert runs.refresh() and list(runs.views) == [f"deeper/{EVIL.replace('/', '')}"]
 
