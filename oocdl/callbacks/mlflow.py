@@ -55,20 +55,16 @@ class MLflow(CommittedRows):
             known = _noted(note) if event.done and note.is_file() else {}
             if {name: known.get(name) for name in place} == place and not _is_copy(note, known):
                 self._run_id = known["run_id"]
-                self._write_note(note, place)
                 self._client.update_run(self._run_id, status="RUNNING")
                 found = self._client.get_metric_history(self._run_id, "loss")
-                return max((metric.step for metric in found), default=0)
-            self._run_id = self._made(event)
+            else:
+                self._run_id, found = self._made(event), []
         except self._library.exceptions.MlflowException as error:
             raise ResourceError(f"MLflow cannot be used: {error}; fit without it, or mend that") from error
-        self._write_note(note, place)
-        return 0
-
-    def _write_note(self, note: Path, place: Mapping[str, Any]) -> None:
         facts = {**place, "run_id": self._run_id, "workdir": str(note.parent)}
         with reporting(note):
             write_text(note, json.dumps(facts))
+        return max((metric.step for metric in found), default=0)
 
     def _made(self, event: RunStarted) -> str:
         """Make an MLflow run, and the experiment if there is none."""

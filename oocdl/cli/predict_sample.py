@@ -63,11 +63,9 @@ def _one_sample(path: Path, facts: RunFacts, dataset: Dataset, number: int) -> P
 
 
 def _target_of(facts: RunFacts, dataset: Dataset, number: int, axes: tuple[int, ...]) -> Any:
-    for role, name in facts.images:
-        array = own_sized(dataset.arrays[name], number)
-        if role == "target" and np.issubdtype(array.dtype, np.integer) and array.shape[-len(axes) :] == axes:
-            return array
-    return None
+    targets = (own_sized(dataset.arrays[name], number) for role, name in facts.images if role == "target")
+    labels = (array for array in targets if np.issubdtype(array.dtype, np.integer))
+    return next((array for array in labels if array.shape[-len(axes) :] == axes), None)
 
 
 def _ignored(run: Run, output: str, array: Any) -> int | None:

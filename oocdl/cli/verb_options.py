@@ -25,7 +25,7 @@ from oocdl.report.plan_view import Plan
 from oocdl.training.call import ALL_OPTIONS
 from oocdl.training.signature import records_of
 from oocdl.training.versions import Which
-from oocdl.tuning.values import with_values
+from oocdl.tuning.asked import with_values
 
 Records = Mapping[str, Option]
 

@@ -72,47 +72,39 @@ class Tail(Growing):
         data = self.news()
         whole = data[: data.rfind(b"\n") + 1]
         self.end = self.at + len(whole)
-        return [row for line in whole.splitlines() if (row := _row(line)) is not None]
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        rows = []
+        for line in whole.splitlines():
+            with suppress(ValueError, RecursionError):
+                rows.append(json.loads(line))
+        return [row for row in rows if isinstance(row, dict)]
 
 
 class Table:
     """Rows of numbers by name. A number that a row lacks is NaN; what is no number is left out."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, array[float]] = {}
+        self.columns: dict[str, array[float]] = {}
+        """In the order in which their names came."""
         self.rows = 0
 
     def __len__(self) -> int:
         return self.rows
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all columns, in the order in which they came."""
-        return list(self._columns)
-
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
             for name, value in row.items():
                 if isinstance(value, int | float):
-                    if name not in self._columns:
-                        self._columns[name] = array("d", [np.nan]) * self.rows
-                    self._columns[name].append(value)
+                    if name not in self.columns:
+                        self.columns[name] = array("d", [np.nan]) * self.rows
+                    self.columns[name].append(value)
             self.rows += 1
-            for column in self._columns.values():
+            for column in self.columns.values():
                 if len(column) < self.rows:
                     column.append(np.nan)
 
     def cut(self, rows: int) -> None:
         """Forget all rows but the first so many."""
-        for column in self._columns.values():
+        for column in self.columns.values():
             del column[rows:]
         self.rows = min(rows, self.rows)
 
@@ -122,7 +114,7 @@ class Table:
 
     def __getitem__(self, name: str) -> Column:
         """A column; all NaN if no row has it."""
-        column = self._columns.get(name)
+        column = self.columns.get(name)
         # Of a copy: an array that NumPy looks at cannot grow, and another thread may add rows.
         return np.full(self.rows, np.nan) if column is None else np.array(column[:])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
@@ -40,20 +41,7 @@ class Progress:
         self.budget_bytes = budget_bytes
         self.console = console or Console(stderr=True, highlight=False)
         self.clock = clock
-        self.steps = self.done = 0
-        self.last_row: events.StepDone | None = None
-        self.recent: deque[tuple[float, int]] = deque(maxlen=MEAN_STEPS)
-        """Seconds, and bytes to and from the disk, of the last steps."""
-        self.written_at = self.stepped_at = float("-inf")
-        self.tasks: dict[str, int] = {}
-        """Tasks of each kind of pass, where its plan is known."""
         self.bar: Bar | None = None
-        self.began, self.first_at, self.computed = 0, 0.0, 0.0
-        """Steps that were done before this call, when its first began, and the seconds of all that it did."""
-        self.apart = 0.0
-        """Mean seconds between two steps: for validations, commits and listeners."""
-        self.validated: list[tuple[int, str]] = []
-        """The results of the last validation, as parts of the line."""
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:  # at once: reading and planning may take a while
@@ -92,14 +80,23 @@ class Progress:
 
     def _start(self, event: events.RunStarted) -> None:
         self.close()
-        self.steps, self.done, self.last_row = event.steps, event.done, None
-        self.began, self.computed, self.apart, self.validated = event.done, 0.0, 0.0, []
+        self.steps = event.steps
+        self.began = self.done = event.done
+        self.last_row: events.StepDone | None = None
+        self.recent = deque[tuple[float, int]](maxlen=MEAN_STEPS)
+        """Seconds, and bytes to and from the disk, of the last steps."""
+        self.written_at, self.stepped_at = float("-inf"), self.clock()
+        self.first_at = self.computed = 0.0
+        """When the first step of this call began, and the seconds of all that it did."""
+        self.apart = 0.0
+        """Mean seconds between two steps: for validations, commits and listeners."""
+        self.validated: list[tuple[int, str]] = []
+        """The results of the last validation, as parts of the line."""
+        kinds: Any = () if event.plan is None else event.plan.kinds.items()
+        self.tasks = {n: sum(not isinstance(call, PickCall) for call in k.graph.calls) for n, k in kinds}
+        """Tasks of each kind of pass, where its plan is known."""
         if event.plan is not None:
             self.budget_bytes = event.plan.settings.memory_bytes
-        self.recent.clear()
-        self.written_at, self.stepped_at = float("-inf"), self.clock()
-        kinds = () if event.plan is None else event.plan.kinds.items()
-        self.tasks = {n: sum(not isinstance(call, PickCall) for call in k.graph.calls) for n, k in kinds}
         so_far = f", {event.done} of them done" if event.done else ""
         self._print(f"{counted(event.steps, 'step')} in {event.workdir}{so_far}")
         for note in event.notes:

@@ -27,9 +27,8 @@ from oocdl.report.units import value_text
 from oocdl.space import IntUniform, LogUniform
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import read_text, reporting, sync_path, write_text
-from oocdl.tuning.asked import SEARCH_FILE, Asked, listed
+from oocdl.tuning.asked import SEARCH_FILE, Asked, Dimension, listed, picked
 from oocdl.tuning.trial import Result
-from oocdl.tuning.values import Dimension, picked
 
 STUDY = "search"
 MOST_NAME_CHARACTERS = 80

@@ -23,11 +23,10 @@ from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import RunLock
 from oocdl.training.job import check_same, is_module, planned_file
 from oocdl.training.resume import refuse_if
-from oocdl.tuning.asked import SEARCH_FILE, Asked, Data, opened
+from oocdl.tuning.asked import SEARCH_FILE, Asked, Data, opened, picked
 from oocdl.tuning.search_study import STATES, SearchStudy
 from oocdl.tuning.trial import Measure, Result, Task, run_trial
 from oocdl.tuning.trial_workers import Workers
-from oocdl.tuning.values import picked
 
 OURS = ("LOCK", "model")
 """Names in the folder of a search before it is one."""

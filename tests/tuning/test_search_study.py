@@ -13,11 +13,10 @@ from oocdl.errors import InputError
 from oocdl.losses import Dice
 from oocdl.optim import SGD, Adam, Cosine
 from oocdl.space import IntUniform, LogUniform, Uniform
-from oocdl.tuning.asked import DEFAULT_TRIALS, Asked, asked_of
+from oocdl.tuning.asked import DEFAULT_TRIALS, Asked, asked_of, checked_space, with_values
 from oocdl.tuning.search import OWN_OPTIONS
 from oocdl.tuning.search_study import SearchStudy
 from oocdl.tuning.trial import Result
-from oocdl.tuning.values import checked_space, with_values
 from tests.kit.commands import python
 
 LISTS = {"optimizer": ["sgd", "adam"], "batch_size": [1, 2, 4], "accumulate": IntUniform(1, 2)}

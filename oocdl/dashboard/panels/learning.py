@@ -63,7 +63,7 @@ class Learning(Panel):
         if self._small:
             return
         self._rate.data = {"x": x, "lr": steps["lr"][shown]}
-        for name in steps.names:
+        for name in list(steps.columns):
             if not NOT_METRICS.fullmatch(name):
                 color = style.CYCLE[len(self._metric_figure.renderers) % len(style.CYCLE)]
                 self._show(self._metric_figure, name, steps[AGAINST[against]], steps[name], color)
