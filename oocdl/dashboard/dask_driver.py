@@ -11,7 +11,8 @@ from shlex import quote
 from typing import Any
 
 from oocdl.dashboard import dask_plugin
-from oocdl.dashboard.mirror import Source
+from oocdl.dashboard.dask_plugin import GROWING, REPLACED, Piece
+from oocdl.dashboard.series import Growing, Watched
 from oocdl.events import Event, WorkersChanged
 from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.member import mark_of
@@ -21,6 +22,27 @@ from oocdl.storage.dataset.data_array import one_line
 SEND_SECONDS = 1.0
 """Minimum seconds between two messages with what is new."""
 END_SECONDS = 10.0
+MOST_BYTES = 4 << 20
+"""Approximate maximum of bytes sent at a time; the rest comes with the next."""
+
+
+class Source:
+    """The files of a run that its page reads, for a scheduler that does not see them."""
+
+    def __init__(self, run: Path) -> None:
+        self._replaced = {name: Watched(run / name) for name in REPLACED}
+        self._growing = {name: Growing(run / name) for name in GROWING}
+
+    def news(self) -> list[Piece]:
+        """Return what is new since the last call, at most about ``MOST_BYTES``."""
+        new_data = ((name, file.news()) for name, file in self._replaced.items())
+        found = [Piece(name, 0, data) for name, data in new_data if data is not None]
+        for name, growing in self._growing.items():
+            if sum(len(piece.data) for piece in found) >= MOST_BYTES:
+                break
+            if (data := growing.news(MOST_BYTES)) or growing.again:
+                found.append(Piece(name, growing.at, data))
+        return found
 
 
 class Showing:

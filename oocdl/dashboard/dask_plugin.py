@@ -18,7 +18,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from distributed import Scheduler, SchedulerPlugin
 
-from oocdl.dashboard.mirror import Piece, write
+from oocdl.dashboard.live_log import FACTS, FOLDER, LAST_PASS, NOTES, NOW, PICTURES, RESOURCES, STEPS
+from oocdl.dashboard.series import put
 from oocdl.dashboard.view import View
 from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.member import mark_of
@@ -26,8 +27,37 @@ from oocdl.runtime.cluster.member import mark_of
 NAME = "oocdl-page"
 PAGE = "oocdl"
 """Last part of the page's address, and its label in the navigation bar."""
+GROWING = ("history/steps.jsonl", *(f"{FOLDER}/{name}" for name in (STEPS, RESOURCES, NOTES)))
+"""Files that are written on at their end, or anew."""
+REPLACED = ("run.json", *(f"{FOLDER}/{name}" for name in (FACTS, NOW, LAST_PASS, PICTURES)))
+"""Files that are replaced as a whole."""
 Begun = Literal["no dashboard", "seen", "sent"]
 """The scheduler's answer to a driver: it reads the run directory, or is to be sent what is in it."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The new content of a file."""
+
+    name: str
+    at: int
+    """Byte offset in the file; 0: the file starts over with this piece."""
+    data: bytes
+
+
+def write(folder: Path, pieces: Iterable[Piece]) -> None:
+    """Write what the driver has sent to the copy of the run in ``folder``."""
+    for piece in pieces:
+        if piece.name not in (*REPLACED, *GROWING):
+            raise ValueError(f"'{piece.name}' is no file of a run's page")
+        path = folder / piece.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if piece.at:
+            with path.open("r+b") as stream:
+                stream.seek(piece.at)
+                stream.write(piece.data)
+        else:
+            put(path, piece.data)
 
 
 @dataclass(eq=False)
