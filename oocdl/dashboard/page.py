@@ -11,8 +11,7 @@ from typing import Any
 from bokeh.core.templates import get_env
 from bokeh.document import Document
 from bokeh.embed import file_html
-from bokeh.models import Column, LayoutDOM, TabPanel, Tabs
-from bokeh.models.ui import UIElement
+from bokeh.models import LayoutDOM, TabPanel, Tabs
 from bokeh.resources import INLINE, Resources
 from bokeh.server.tornado import BokehTornado
 from tornado.httputil import HTTPServerRequest
@@ -68,16 +67,13 @@ class Page:
         self.view, self._version = view, -1
         self._header = Header()
         # An empty layout would be complained of.
-        self._places = {
-            title: Column(children=[style.html("…")], sizing_mode="stretch_width") for title in PANELS
-        }
+        self._places = {title: style.column(style.html("…")) for title in PANELS}
         self._panels: dict[str, tuple[Panel, ...]] = {}
-        self._contents: dict[str, list[UIElement]] = {}
+        self._contents: dict[str, list[Any]] = {}
         tabs = [TabPanel(title=title, child=place) for title, place in self._places.items()]
         self._chosen = Tabs(tabs=tabs, sizing_mode="stretch_width", stylesheets=[TABS])
         self._chosen.on_change("active", self._turned)
-        parts: list[UIElement] = [self._header.root, self._chosen]
-        self.root: LayoutDOM = Column(children=parts, sizing_mode="stretch_width", stylesheets=[PAGE])
+        self.root = style.column(self._header.root, self._chosen, sheets=[PAGE])
         self._show(self._open())
 
     def _turned(self, _attr: str, old: int, _new: int) -> None:
@@ -100,7 +96,7 @@ class Page:
         for title in titles:
             if title not in self._panels:
                 self._panels[title] = PANELS[title]()
-                roots: list[UIElement] = [panel.root for panel in self._panels[title]]
+                roots = [panel.root for panel in self._panels[title]]
                 self._contents[title] = [style.grid(roots)] if title == "Overview" else roots
             for panel in self._panels[title]:
                 panel.update(self.view)
@@ -111,7 +107,7 @@ class Page:
         """Make all tabs, for a page without a server; ``tables`` is HTML for one more, its names escaped."""
         self._show(*PANELS)
         words = style.html(tables, color=style.INK_CSS)
-        report = TabPanel(title="Report", child=style.card(words, stylesheets=[style.SCROLLED]))
+        report = TabPanel(title="Report", child=style.card(words, sheets=[style.SCROLLED]))
         self._chosen.tabs = [*self._chosen.tabs, report]
         for model in self.root.references():
             if model.tags == style.CONTROL["tags"]:

@@ -8,8 +8,6 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from bokeh.models import Column, LayoutDOM
-from bokeh.models.ui import UIElement
 
 from oocdl.dashboard.answers import learning, remaining
 from oocdl.dashboard.panels import style
@@ -94,13 +92,10 @@ class RunsPage:
         self._figure.xaxis.axis_label = "steps"
         style.with_legend(self._figure, "top_right")
         self._table = style.html(size="13px", color=style.INK_CSS)
-        parts: list[UIElement] = [
-            style.html(f"<b>oocdl</b> &nbsp;{folder}", "18px", style.INK_CSS),
-            style.card(self._figure),
-            style.card(self._table, stylesheets=[style.SCROLLED]),
-        ]
+        head = style.html(f"<b>oocdl</b> &nbsp;{folder}", "18px", style.INK_CSS)
+        cards = style.card(self._figure), style.card(self._table, sheets=[style.SCROLLED])
         sheet = ":host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; gap: 12px; }"
-        self.root: LayoutDOM = Column(children=parts, sizing_mode="stretch_width", stylesheets=[sheet])
+        self.root = style.column(head, *cards, sheets=[sheet])
         self.update()
 
     def update(self) -> None:

@@ -262,8 +262,7 @@ class View:
         """Measured seconds of each layer's program, a mean of the last passes; None before there is one."""
         if self.last_pass is None or self.facts is None or not self.last_pass.spent.size:
             return None
-        mean: npt.NDArray[np.float64] = self.last_pass.spent.mean(axis=0)
-        return mean
+        return np.asarray(self.last_pass.spent.mean(axis=0))
 
     @property
     def running(self) -> PassFacts | None:

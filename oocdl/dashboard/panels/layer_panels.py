@@ -126,7 +126,7 @@ class LayerTable(Panel):
             source=self._source, columns=columns, sizing_mode="stretch_width", height=460, min_width=900,
             index_position=None, autosize_mode="force_fit", reorderable=False, stylesheets=[style.DRAWN],
         )  # fmt: skip
-        self.root = style.card(table, stylesheets=[style.SCROLLED])  # a phone moves it sideways
+        self.root = style.card(table, sheets=[style.SCROLLED])  # a phone moves it sideways
 
     def basis(self, view: View) -> object | None:
         return view.last_pass or view.main

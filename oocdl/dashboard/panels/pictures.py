@@ -54,7 +54,7 @@ class Planes:
     """Three planes of a volume with a slider each, or the one of an image."""
 
     def __init__(self) -> None:
-        self.root = Column(sizing_mode="stretch_width")
+        self.root = style.column()
         self._order = style.choice("axes", list(NAMES), 190, self._turned)
         self._volume = self._target = self._predicted = np.zeros((0, 0), np.float32)
         """Pixels of the image, and classes of target and prediction, which are zeros where there are none."""
@@ -91,11 +91,10 @@ class Planes:
         self._sources, self._sliders = [], []
         mapper, classes = greys(volume), style.class_colors(CLASSES, low_color=CLEAR)
         place = {"x": 0, "y": 0, "dw": "dw", "dh": "dh"}
-        cards: list[UIElement] = []
+        cards = []
         for axis in range(3 if volume.ndim == 3 else 1):
-            chart = picture(
-                NAMES[str(self._order.value)][axis] if volume.ndim == 3 else "image", PLANE_HEIGHT
-            )
+            title = NAMES[str(self._order.value)][axis] if volume.ndim == 3 else "image"
+            chart = picture(title, PLANE_HEIGHT)
             grey, colored = (style.source("image", "dw", "dh") for _ in range(2))
             contour = style.source("x0", "y0", "x1", "y1", "color")
             chart.image("image", source=grey, color_mapper=mapper, **place)
@@ -111,7 +110,7 @@ class Planes:
                 self._sliders.append(at)
                 parts.append(at)
             cards.append(style.card(*parts))
-        top: list[UIElement] = [self._order] if volume.ndim == 3 else []
+        top = [self._order] if volume.ndim == 3 else []
         self.root.children = [*top, style.grid(cards, 330), self._legend]
 
     def _moved(self, axis: int, _attr: str, _old: object, _new: object) -> None:
@@ -141,7 +140,7 @@ class Pictures(Panel):
         self._button = Button(label=PREDICT, width=190, **style.CONTROL)
         self._button.on_click(self._asked)
         self._process: subprocess.Popen[bytes] | None = None
-        self.root: Column = Column(children=[self._card], sizing_mode="stretch_width")
+        self.root: Column = style.column(self._card)
 
     def draw(self, view: View) -> None:
         if view.facts is None or view.commit is None:
@@ -162,7 +161,7 @@ class Pictures(Panel):
             outputs, more = read_outputs(view.run, sample, view.facts.outputs)
         except (OocdlError, OSError, KeyError) as error:
             outputs, more = [], [f"outputs cannot be read here: {error}"]
-        figures: list[UIElement] = [style.card(_drawn(one)) for one in (*slices, *outputs)]
+        figures = [style.card(_drawn(one)) for one in (*slices, *outputs)]
         top: list[UIElement] = []
         if self._sample is not None:
             self._planes.show(self._sample, None, {})
@@ -216,15 +215,14 @@ class Pictures(Panel):
             )
 
 
-def _drawn(shown: Picture) -> UIElement:
+def _drawn(shown: Picture) -> Any:
     rows, columns = shown.pixels.shape
     palette = (*DARKS, *CLASSES)
     pixels = np.mod(shown.pixels, len(palette)) if shown.is_labels else shown.pixels
     mapper = style.class_colors(palette) if shown.is_labels else greys(pixels)
     chart = picture(shown.title, SLICE_HEIGHT)
     chart.image([pixels[::-1]], x=0, y=0, dw=columns, dh=rows, color_mapper=mapper)
-    figure: UIElement = chart
-    return figure
+    return chart
 
 
 def _image(pixels: Volume) -> dict[str, list[object]]:

@@ -145,16 +145,19 @@ def with_legend(chart: Any, place: str = "top_left") -> None:
     legend.padding, legend.spacing, legend.glyph_height = 4, 1, 14
 
 
-def card(*children: Any, stylesheets: Sequence[str] = ()) -> Column:
+def column(*children: Any, sheets: Sequence[Any] = ()) -> Column:
+    """Put things below each other."""
+    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=list(sheets))
+
+
+def card(*children: Any, sheets: Sequence[str] = ()) -> Column:
     """Put things on a white card."""
-    sheets: Any = [CARD, *stylesheets]
-    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=sheets)
+    return column(*children, sheets=[CARD, *sheets])
 
 
 def grid(children: Sequence[Any], width: int = 480) -> Column:
     """Put cards of such a width side by side where there is room, below each other on a phone."""
-    sheet = GRID.replace("WIDTH", str(width))
-    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=[sheet])
+    return column(*children, sheets=[GRID.replace("WIDTH", str(width))])
 
 
 def chips(entries: Sequence[tuple[str, str]]) -> str:

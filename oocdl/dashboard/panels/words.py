@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from bokeh.models import Column
 
 from oocdl.dashboard.answers import Answer, bottleneck, learning, remaining, worst_layer
 from oocdl.dashboard.panels import style
@@ -46,7 +45,7 @@ class Header(Panel):
 
     def __init__(self) -> None:
         self._title, self._cards = style.html(size="18px", color=style.INK_CSS), style.html()
-        self.root = Column(children=[self._title, self._cards], sizing_mode="stretch_width")
+        self.root = style.column(self._title, self._cards)
 
     def draw(self, view: View) -> None:
         facts = view.facts
