@@ -29,18 +29,16 @@ from oocdl.storage.files import write_text
 REPORT_FILE = "report.json"
 
 
+def _ratio(layers: Sequence[LayerReport]) -> float:
+    return sum(one.seconds for one in layers) / sum(one.predicted_seconds for one in layers)
+
+
 COLUMNS = (
     Column("layer", "layer", kind="name"),
     Column("units", "units", rank=4),
     Column("predicted_seconds", "predicted s", "{:.4f}".format),
     Column("seconds", "measured s", "{:.4f}".format),
-    Column(
-        "ratio",
-        "ratio",
-        "{:.2f}".format,
-        1,
-        of=lambda layers: sum(one.seconds for one in layers) / sum(one.predicted_seconds for one in layers),
-    ),
+    Column("ratio", "ratio", "{:.2f}".format, 1, of=_ratio),
     Column("gather_seconds", "reading s", "{:.4f}".format, 3),
     Column("wait_seconds", "waiting s", "{:.4f}".format, 2),
 )

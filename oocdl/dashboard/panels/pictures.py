@@ -74,18 +74,14 @@ class Planes:
         )
         if before.shape != volume.shape:
             self._build(volume)
-        self._draw_all()
+        self._draw(*range(len(self._sources)))
         named = [(CLASSES[(n - 1) % len(CLASSES)], f"class {n}: Dice {d:.3f}") for n, d in dice.items() if n]
         lines = [] if self._target is none else [(style.GREY, "outlines: target, areas: prediction")]
         self._legend.text = style.chips([*lines, *named])
 
     def _turned(self, _attr: str, _old: object, _new: object) -> None:
         self._build(self._volume)
-        self._draw_all()
-
-    def _draw_all(self) -> None:
-        for axis in range(len(self._sources)):
-            self._draw(axis)
+        self._draw(*range(len(self._sources)))
 
     def _build(self, volume: Volume) -> None:
         self._sources, self._sliders = [], []
@@ -116,16 +112,17 @@ class Planes:
     def _moved(self, axis: int, _attr: str, _old: object, _new: object) -> None:
         self._draw(axis)
 
-    def _draw(self, axis: int) -> None:
-        at = int(self._sliders[axis].value) if self._sliders else 0
-        cut = partial(plane, axis=axis, at=at, is_nifti=str(self._order.value) == NIFTI)
-        sources = self._sources[axis]
-        sources["grey"].data = _image(cut(self._volume))
-        classes = cut(self._predicted)
-        sources["classes"].data = _image(np.where(classes > 0, (classes - 1) % len(CLASSES), -1.0))
-        borders = contours(cut(self._target))
-        colors = [CLASSES[int(n - 1) % len(CLASSES)] for n in borders.pop("of")]
-        sources["contour"].data = {**borders, "color": colors}
+    def _draw(self, *axes: int) -> None:
+        for axis in axes:
+            at = int(self._sliders[axis].value) if self._sliders else 0
+            cut = partial(plane, axis=axis, at=at, is_nifti=str(self._order.value) == NIFTI)
+            sources = self._sources[axis]
+            sources["grey"].data = _image(cut(self._volume))
+            classes = cut(self._predicted)
+            sources["classes"].data = _image(np.where(classes > 0, (classes - 1) % len(CLASSES), -1.0))
+            borders = contours(cut(self._target))
+            colors = [CLASSES[int(n - 1) % len(CLASSES)] for n in borders.pop("of")]
+            sources["contour"].data = {**borders, "color": colors}
 
 
 class Pictures(Panel):
