@@ -78,72 +78,40 @@ class Pages(SchedulerPlugin):
 
     scheduler: Scheduler
     runs: dict[str, RunOnPage] = field(default_factory=dict)
-    page: ExitStack | None = None
-    """Takes away the page, what reads for it, and the numbers for Prometheus."""
 
     name = NAME
 
-    def begin(self, run: str, one: RunOnPage) -> None:
-        """Show a run."""
-        self.runs[run] = one
-        if not one.is_copy:
-            one.shown = self._page_module().look(one.folder)
-        if self.page is None:
-            add, undo = self._page_module().add, ExitStack()
-            undo.callback(add(self.scheduler, dask_pages(self.scheduler), PAGE, self.newest))
+    def __post_init__(self) -> None:
+        with ExitStack() as undo:
+            undo.callback(_page().add(self.scheduler, dask_pages(self.scheduler), PAGE, self.newest))
             undo.callback(asyncio.create_task(self._read()).cancel)
-            undo.callback(register(self._views))
-            self.page = undo
+            undo.callback(register(lambda: [one.shown.view for one in self._shown()]))
+            self.take_away = undo.pop_all().close
+            """Takes away the page, what reads for it, and the numbers for Prometheus."""
 
-    def _views(self) -> list[View]:
-        return [one.shown.view for one in self.runs.values() if one.shown is not None]
+    def _shown(self) -> list[RunOnPage]:
+        return [one for one in self.runs.values() if one.shown is not None]
 
     def newest(self) -> Any:
         """Return the ``Shown`` of the run that has begun last; None while no run has anything to show."""
-        return next((one.shown for one in reversed(self.runs.values()) if one.shown is not None), None)
-
-    async def receive(self, run: str, pieces: Sequence[Piece]) -> None:
-        """Take what is new of a run whose directory this scheduler does not see."""
-        one = self.runs[run]
-        await asyncio.to_thread(write, one.folder, pieces)
-        if one.shown is None:
-            one.shown = self._page_module().look(one.folder)
-
-    async def end(self, run: str) -> None:
-        """Show a run no longer; browsers that look at it keep what they have."""
-        one = self.runs.pop(run, None)
-        if one is None:
-            return
-        if one.shown is not None:
-            await one.shown.refresh()
-            one.shown.over = True
-        if one.is_copy:
-            await asyncio.to_thread(shutil.rmtree, one.folder, ignore_errors=True)
-        if not self.runs:
-            if self.page is not None:
-                self.page.close()
-            self.page = None
-            if NAME in self.scheduler.plugins:
-                self.scheduler.remove_plugin(NAME)
+        return next((one.shown for one in reversed(self._shown())), None)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Stop showing the runs of a client that has left, or whose connection is broken."""
         for run in [run for run, one in self.runs.items() if one.client_id == client]:
-            dask_private.call_soon(scheduler, self.end, run)
+            dask_private.call_soon(scheduler, end, run, scheduler)
 
     async def _read(self) -> None:
-        module = self._page_module()
         while True:
-            await asyncio.sleep(module.UPDATE_SECONDS)
-            for one in list(self.runs.values()):
-                if one.shown is not None:
-                    await one.shown.refresh()
+            await asyncio.sleep(_page().UPDATE_SECONDS)
+            for one in self._shown():
+                await one.shown.refresh()
 
-    @staticmethod
-    def _page_module() -> Any:
-        from oocdl.dashboard import dask_page
 
-        return dask_page
+def _page() -> Any:
+    from oocdl.dashboard import dask_page
+
+    return dask_page
 
 
 async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: Scheduler) -> Begun:
@@ -151,16 +119,17 @@ async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: 
     if dask_pages(dask_scheduler) is None:
         return "no dashboard"
     await end(run, dask_scheduler)  # its driver had no answer to an earlier call
-    sees = mark != "" and mark_of(Path(path)) == mark
-    folder = Path(path) if sees else Path(tempfile.mkdtemp(prefix="oocdl-page-"))
     pages = _pages(dask_scheduler)
     if pages is None:
         pages = Pages(dask_scheduler)
         dask_scheduler.add_plugin(pages, name=NAME)
+    sees = mark != "" and mark_of(Path(path)) == mark
+    folder = Path(path) if sees else Path(tempfile.mkdtemp(prefix="oocdl-page-"))
+    one = pages.runs[run] = RunOnPage(client_id, folder, not sees)
     try:
-        pages.begin(run, RunOnPage(client_id, folder, not sees))
+        one.shown = _page().look(folder) if sees else None
     except BaseException:
-        await pages.end(run)
+        await end(run, dask_scheduler)
         raise
     return "seen" if sees else "sent"
 
@@ -172,15 +141,27 @@ def is_shown(run: str, dask_scheduler: Scheduler) -> bool:
 
 
 async def receive(run: str, pieces: Sequence[Piece], dask_scheduler: Scheduler) -> None:
-    """Take what is new of a run."""
-    await cast(Pages, dask_scheduler.plugins[NAME]).receive(run, pieces)
+    """Take what is new of a run whose directory this scheduler does not see."""
+    one = cast(Pages, dask_scheduler.plugins[NAME]).runs[run]
+    await asyncio.to_thread(write, one.folder, pieces)
+    one.shown = one.shown or _page().look(one.folder)
 
 
 async def end(run: str, dask_scheduler: Scheduler) -> None:
-    """Show a run no longer."""
+    """Show a run no longer; browsers that look at it keep what they have."""
     pages = _pages(dask_scheduler)
-    if pages is not None:
-        await pages.end(run)
+    one = None if pages is None else pages.runs.pop(run, None)
+    if pages is None or one is None:
+        return
+    if one.shown is not None:
+        await one.shown.refresh()
+        one.shown.over = True
+    if one.is_copy:
+        await asyncio.to_thread(shutil.rmtree, one.folder, ignore_errors=True)
+    if not pages.runs:
+        pages.take_away()
+        if NAME in dask_scheduler.plugins:
+            dask_scheduler.remove_plugin(NAME)
 
 
 def _pages(scheduler: Scheduler) -> Pages | None:
