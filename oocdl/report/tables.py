@@ -25,6 +25,8 @@ MOST_ROWS = 40
 LEAST_COLUMNS: Mapping[str, int] = {"name": 16, "words": 24}
 """Kind of column -> minimum characters, as long as another column can be left out instead."""
 BARS = "▁▂▃▄▅▆▇█"
+FRAME = 3
+"""Characters that the line and the spaces of a column take; one more line stands behind the last."""
 NARROWEST = 8
 """Minimum characters of a shortened column."""
 
@@ -102,7 +104,7 @@ class Sheet:
         """The columns for which there is room."""
         chosen, ranks = list(range(len(natural))), [column.rank for column in self.columns]
         least = [min(size, LEAST_COLUMNS.get(self.columns[at].kind, size)) for at, size in enumerate(natural)]
-        while sum(least[at] for at in chosen) + _frame(len(chosen)) > width:
+        while sum(least[at] + FRAME for at in chosen) >= width:
             last = max(chosen, key=lambda at: (ranks[at], at))
             if not ranks[last]:
                 break
@@ -113,17 +115,12 @@ class Sheet:
         """The width of each column: the widest that may be narrower give what is missing."""
         widths = {at: natural[at] for at in chosen}
         soft = [at for at in chosen if self.columns[at].kind != "number"]
-        while soft and sum(widths.values()) + _frame(len(chosen)) > width:
+        while soft and sum(size + FRAME for size in widths.values()) >= width:
             widest = max(soft, key=lambda at: widths[at])
             if widths[widest] <= NARROWEST:
                 break
             widths[widest] -= 1
         return widths
-
-
-def _frame(columns: int) -> int:
-    """The characters that lines and the space beside them take."""
-    return 3 * columns + 1
 
 
 def shortened(text: str, width: int) -> str:
