@@ -29,13 +29,11 @@ names.visible = x.length <= 40 && figure.inner_width / (Math.max(...x) + 1) > 62
 """Hides the names of layers, where many or narrow ones would overlap; the hover still shows them."""
 
 Column = Callable[[LayerFacts], Any]
-TIMES = {
-    "measured": ("measured s", "0.0000", 90),
-    "predicted": ("predicted s", "0.0000", 90),
-    "ratio": ("ratio", "0.00", 60),
-}
-"""Columns of seconds in the table of layers: title, format, width."""
-FACTS: Mapping[str, tuple[str, str, int, Column]] = {
+COLUMNS: Mapping[str, tuple[str, str, int, Column | None]] = {
+    "name": ("layer", "", 260, lambda layer: layer.name),
+    "measured": ("measured s", "0.0000", 90, None),
+    "predicted": ("predicted s", "0.0000", 90, None),
+    "ratio": ("ratio", "0.00", 60, None),
     "phase": ("part", "", 80, lambda layer: layer.phase),
     "units": ("units", "0", 60, lambda layer: layer.units),
     "cuts": ("cut", "", 140, lambda layer: layer.cuts),
@@ -43,7 +41,7 @@ FACTS: Mapping[str, tuple[str, str, int, Column]] = {
     "moved": ("moved MiB", "0.0", 90, lambda layer: _moved_bytes(layer) / 2**20),
     "gflop": ("GFLOP", "0.00", 70, lambda layer: layer.flops / 1e9),
 }
-"""The other columns: title, format, width, and what is shown of a layer."""
+"""Columns of the table of layers: title, format, width, and what is shown of a layer; None: its seconds."""
 MEASURES: Mapping[str, Column] = {
     "seconds": lambda layer: layer.predicted_seconds,
     "memory of a unit": lambda layer: layer.unit_bytes / 2**20,
@@ -113,15 +111,14 @@ class LayerTable(Panel):
     """All layers of a pass."""
 
     def __init__(self) -> None:
-        shown = {"name": ("layer", "", 260), **TIMES, **{name: fact[:3] for name, fact in FACTS.items()}}
         columns = [
             TableColumn(
                 field=name, title=title, width=width,
                 formatter=NumberFormatter(format=form) if form else StringFormatter(),
             )
-            for name, (title, form, width) in shown.items()
+            for name, (title, form, width, _) in COLUMNS.items()
         ]  # fmt: skip
-        self._source = style.source(*shown)
+        self._source = style.source(*COLUMNS)
         table = DataTable(
             source=self._source, columns=columns, sizing_mode="stretch_width", height=460, min_width=900,
             index_position=None, autosize_mode="force_fit", reorderable=False, stylesheets=[style.DRAWN],
@@ -133,8 +130,10 @@ class LayerTable(Panel):
 
     def draw(self, view: View) -> None:
         layers, times = _slowest(view)
-        facts = {name: [fact(layer) for layer in layers] for name, (*_, fact) in FACTS.items()}
-        self._source.data = {"name": [layer.name for layer in layers], **times, **facts}
+        self._source.data = {
+            name: [fact(layer) for layer in layers] if fact else times[name]
+            for name, (*_, fact) in COLUMNS.items()
+        }
 
 
 class Network(Panel):
