@@ -5,6 +5,7 @@ Bokeh takes tens of MiB: it is never imported into a process that trains.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def serve(run: Path, port: int, tell: Callable[[str], None], allowed: Sequence[s
     """Show the page of a run from this process until Ctrl-C: see `oocdl/dashboard/server.py`."""
     from oocdl.dashboard import server
 
-    server.serve(run, port, tell, allowed=allowed)
+    asyncio.run(server.serve(run, port, tell, allowed=allowed))
 
 
 def write_report(run: Path, target: Path, tables: str) -> None:

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ HOSTS = (LOOPBACK, "localhost", "[::1]")
 """Names by which a browser calls this machine, or the end of a tunnel to it."""
 
 
-def serve(
+async def serve(
     run: Path, port: int, tell: Callable[[str], None], parent: int | None = None, allowed: Sequence[str] = ()
 ) -> None:
     """Serve the page of a run, or of all runs in a folder, until Ctrl-C.
@@ -44,26 +45,6 @@ def serve(
     the page may be asked for. Raises StoreError where there is no run, ResourceError if the port is taken.
     """
     shown = Shown(View(run), _complain) if (run / "run.json").is_file() else ShownRuns(Runs(run))
-    asyncio.run(_serve(shown, port, tell, parent, allowed))
-
-
-class ShownRuns(Shown):
-    """All runs of a folder, and each of them where the address asks for it."""
-
-    def __init__(self, runs: Runs) -> None:
-        super().__init__(cast(View, runs), _complain)
-        self._runs = runs
-
-    def page(self, document: Document) -> Any:
-        context: Any = document.session_context
-        asked = context.request.arguments.get(RUN, []) if context is not None else []
-        view = self._runs.views.get(asked[0].decode(errors="replace")) if asked else None
-        return RunsPage(self._runs) if view is None else Page(view)
-
-
-async def _serve(
-    shown: Shown, port: int, tell: Callable[[str], None], parent: int | None, allowed: Sequence[str]
-) -> None:
     await shown.refresh()
 
     def document(made: Document) -> None:
@@ -100,6 +81,20 @@ async def _serve(
         server.stop(wait=False)  # its event loop ends now
 
 
+class ShownRuns(Shown):
+    """All runs of a folder, and each of them where the address asks for it."""
+
+    def __init__(self, runs: Runs) -> None:
+        super().__init__(cast(View, runs), _complain)
+        self._runs = runs
+
+    def page(self, document: Document) -> Any:
+        context: Any = document.session_context
+        asked = context.request.arguments.get(RUN, []) if context is not None else []
+        view = self._runs.views.get(asked[0].decode(errors="replace")) if asked else None
+        return RunsPage(self._runs) if view is None else Page(view)
+
+
 def _complain(text: str) -> None:
     print(f"oocdl: {text}", file=sys.stderr, flush=True)
 
@@ -109,16 +104,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m oocdl.dashboard.server", description=__doc__)
     parser.add_argument("run", type=Path, help="run directory, or a folder of them")
     parser.add_argument("--port", type=int, default=0, help="default: one that is free")
-    parser.add_argument("--allow-host", action="append", default=[], help="a further name of the page's host")
     parser.add_argument("--parent", type=int, help="process id: ends when this one is no longer its child")
     given = parser.parse_args()
     if given.parent is not None:
         os.nice(10)  # the one that trains goes first
     try:
         with suppress(KeyboardInterrupt):  # how it is ended
-            serve(given.run, given.port, lambda line: print(line, flush=True), given.parent, given.allow_host)
+            asyncio.run(serve(given.run, given.port, partial(print, flush=True), given.parent))
     except OocdlError as error:
-        print(f"oocdl: {error}", file=sys.stderr)
+        _complain(str(error))
         return error.exit_code
     return 0
 

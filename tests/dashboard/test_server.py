@@ -21,7 +21,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Of a page that also answers as ``hub.example``."""
     run = tmp_path_factory.mktemp("run")
     (run / "run.json").write_text("{}")
-    command = [sys.executable, "-m", "oocdl.dashboard.server", str(run), "--allow-host", "hub.example"]
+    command = [sys.executable, "-m", "oocdl", "dashboard", str(run), "--allow-host", "hub.example"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = urlsplit(process.stdout.readline()).port
