@@ -253,8 +253,13 @@ def task_lines(plan: PassPlan, graph: TaskGraph, layer: LayerPlan | None = None)
     if layer is not None:
         own = layer.layer.name
         tasks = [call for call in tasks if call.key.layer == own and call.key.kind is not TaskKind.RECUT]
-    numbers = _program_numbers(plan.layers if layer is None else [layer])
-    blocks = [line for call in tasks for line in ("", *_call_lines(plan, call, numbers))]
+    programs = {
+        planned.units[number]: index
+        for planned in (plan.layers if layer is None else [layer])
+        for index, numbers in enumerate(programs_of(planned))
+        for number in numbers
+    }
+    blocks = [line for call in tasks for line in ("", *_call_lines(plan, call, programs))]
     if layer is not None:
         return blocks[1:]
     combines = sum(isinstance(call, CombineCall) for call in tasks)
@@ -269,16 +274,6 @@ def task_lines(plan: PassPlan, graph: TaskGraph, layer: LayerPlan | None = None)
     head = [f"{counted(len(tasks) - combines, 'unit', ',')}, {combines} combining", "", "starts from"]
     kept = aligned([(key_text(key),) for key in graph.outputs])
     return [*head, *aligned(inputs), *blocks, "", "keeps", *kept]
-
-
-def _program_numbers(layers: Iterable[LayerPlan]) -> dict[Unit, int]:
-    """Number the program of each unit within its layer."""
-    return {
-        planned.units[number]: index
-        for planned in layers
-        for index, numbers in enumerate(programs_of(planned))
-        for number in numbers
-    }
 
 
 def _call_lines(plan: PassPlan, call: UnitCall | CombineCall, programs: Mapping[Unit, int]) -> list[str]:
