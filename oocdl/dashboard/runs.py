@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -36,7 +37,6 @@ class Runs:
         self.run, self.version = folder, 0
         self.views: dict[str, View] = {}
         """Path in the folder -> view, most recently written first."""
-        self._broken: set[str] = set()
         if not any(_found(folder)):
             raise StoreError(f"there is no run in {folder}")
 
@@ -44,16 +44,14 @@ class Runs:
         """Find runs, and read on; whether there is anything new."""
         newest = sorted(_found(self.run), key=_changed, reverse=True)[:MOST_RUNS]
         names = {str(path.relative_to(self.run)): path for path in newest}
-        known = {name: path for name, path in names.items() if name not in self._broken}
-        found = {name: self.views.get(name) or View(path) for name, path in known.items()}
-        changed = list(found) != list(self.views)
-        self.views = found
-        for name, view in list(found.items()):
-            try:
+        views, changed = dict[str, View](), False
+        for name, path in names.items():
+            view = self.views.get(name) or View(path)
+            with suppress(OocdlError, OSError):  # one that is damaged hides no other, and is read anew
                 changed |= view.refresh()
-            except (OocdlError, OSError):  # one that is damaged hides no other
-                self._broken.add(name)
-                del self.views[name]
+                views[name] = view
+        changed |= list(views) != list(self.views)
+        self.views = views
         self.version += changed
         return changed
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from bokeh.models import LinearColorMapper
 
 import oocdl
 from oocdl.cli.predict_sample import predict
@@ -135,6 +136,10 @@ def test_a_sample_is_read_thinned_where_the_dataset_is_seen(run: oocdl.Run, tmp_
     assert sources["classes"].data["image"][0].max() == 0
     panel._planes.show(panel._sample, None, {})  # the prediction was of another sample
     assert sources["classes"].data["image"][0].max() == -1
+    brighter = tuple(replace(one, pixels=one.pixels + 7) for one in panel._sample.pictures)
+    panel._planes.show(replace(panel._sample, pictures=brighter), None, {})
+    mappers = [one for one in panel.root.references() if isinstance(one, LinearColorMapper)]
+    assert (brighter[0].pixels.min(), brighter[0].pixels.max()) in [(one.low, one.high) for one in mappers]
     assert view.facts is not None
     assert read_whole(replace(view.facts, dataset=str(tmp_path / "gone.zarr")), 2, 0) is None
 

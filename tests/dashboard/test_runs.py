@@ -83,6 +83,9 @@ def test_a_run_that_comes_is_seen_and_one_that_is_damaged_hides_none(folder: Pat
     (folder / "damaged" / "live").mkdir()
     (folder / "damaged" / "live" / "facts.json").write_text("{")
     assert runs.refresh() and len(runs.views) == 3 and "later" in runs.views
+    assert not runs.refresh()
+    (folder / "damaged" / "live" / "facts.json").unlink()
+    assert runs.refresh() and "damaged" in runs.views
     with pytest.raises(StoreError, match="no run in"):
         Runs(folder / "one" / "history")
 

@@ -60,7 +60,7 @@ class Planes:
         """Pixels of the image, and classes of target and prediction, which are zeros where there are none."""
         self._sources: list[dict[str, ColumnDataSource]] = []
         self._sliders: list[Slider] = []
-        self._legend = style.html()
+        self._legend, self._greys = style.html(), greys(np.zeros(1))
 
     def show(self, sample: SamplePictures, predicted: Volume | None, dice: dict[int, float]) -> None:
         """Show a sample, and what is predicted of it."""
@@ -68,6 +68,8 @@ class Planes:
         volume, before = (image or sample.pictures[0]).pixels, self._volume
         outlined = target.pixels if target is not None and target.is_labels else None
         self._volume, none = volume, np.zeros_like(volume)
+        scale = greys(volume)
+        self._greys.update(low=scale.low, high=scale.high)
         self._target, self._predicted = (
             none if classes is None or classes.shape != volume.shape else classes
             for classes in (outlined, predicted)
@@ -85,7 +87,7 @@ class Planes:
 
     def _build(self, volume: Volume) -> None:
         self._sources, self._sliders = [], []
-        mapper, classes = greys(volume), style.class_colors(CLASSES, low_color=CLEAR)
+        classes = style.class_colors(CLASSES, low_color=CLEAR)
         place = {"x": 0, "y": 0, "dw": "dw", "dh": "dh"}
         cards = []
         for axis in range(3 if volume.ndim == 3 else 1):
@@ -93,7 +95,7 @@ class Planes:
             chart = picture(title, PLANE_HEIGHT)
             grey, colored = (style.source("image", "dw", "dh") for _ in range(2))
             contour = style.source("x0", "y0", "x1", "y1", "color")
-            chart.image("image", source=grey, color_mapper=mapper, **place)
+            chart.image("image", source=grey, color_mapper=self._greys, **place)
             chart.image("image", source=colored, color_mapper=classes, alpha=0.5, **place)
             chart.segment("x0", "y0", "x1", "y1", source=contour, line_color="color", line_width=1.6)
             chart.title.text_color = style.FAINT
