@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.utils._pytree import tree_leaves, tree_structure
@@ -30,6 +31,9 @@ from oocdl.pytorch import example
 from oocdl.pytorch import export as exporting
 from oocdl.storage import files
 from oocdl.storage.dataset.sample_stack import members_of
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 collect_ignore = ["graph/onnx/make_keras_files.py"]
 """It needs Keras."""

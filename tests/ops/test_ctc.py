@@ -32,7 +32,7 @@ def by_all_ways(x: Array, labels: list[int], blank: int) -> float:
     return float("inf") if total == 0 else -float(np.log(total))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), steps=st.integers(1, 5), classes=st.integers(2, 3), blank=st.integers(0, 1))
 def test_the_loss_is_the_sum_over_all_ways(data: Any, steps: int, classes: int, blank: int) -> None:
     others = [one for one in range(classes) if one != blank]

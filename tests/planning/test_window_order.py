@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oocdl.planning.window_order import WindowOrder
@@ -22,7 +22,6 @@ def dags(draw: st.DrawFn) -> list[list[int]]:
     return found
 
 
-@settings(deadline=None)
 @given(dags(), st.integers(1, 10), st.integers(1, 6), st.data())
 def test_any_graph_runs_within_the_window(
     needs: list[list[int]], window: int, workers: int, data: st.DataObject

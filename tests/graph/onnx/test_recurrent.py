@@ -70,7 +70,7 @@ def wanted(model: onnx.ModelProto, x: Array, lengths: Array | None) -> list[Arra
     return results
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     op=st.sampled_from(sorted(GATES)),
     sizes=st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4)),

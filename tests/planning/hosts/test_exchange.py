@@ -55,7 +55,7 @@ def some_pairs(draw: st.DrawFn) -> tuple[int, Pairs]:
     return workers, pairs_of(rows)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(some_pairs())
 def test_everything_comes_once_and_in_order(case: tuple[int, Pairs]) -> None:
     workers, pairs = case
