@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from oocdl import transforms
 from oocdl.augmentation.draws import Array, Draws
 from oocdl.augmentation.nnunet import Blur, LowResolution
-from oocdl.augmentation.stream import evaluate
+from oocdl.augmentation.preparation import evaluate
 from oocdl.augmentation.transform import Sample, Transform
 from oocdl.graph.ir.index import Region, as_slices, moved, region_shape, whole
 

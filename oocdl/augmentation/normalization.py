@@ -7,7 +7,7 @@ values; sums are in float64. An order statistic is exact: two passes count the u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any
 
@@ -66,40 +66,31 @@ def moments(blocks: Blocks) -> Moments:
 
 def percentiles(blocks: Blocks, asked: Sequence[float]) -> list[float]:
     """Return percentiles of all blocks, as NumPy interpolates them (linearly)."""
-    upper = _Counts()
-    for block in blocks():
-        upper.add(_ordered(block) >> np.uint32(16))
-    if not upper.total:
+    upper = sum((_counted(_ordered(block) >> np.uint32(16)) for block in blocks()), _counted(np.empty(0)))
+    last = int(upper.sum()) - 1
+    if last < 0:
         raise DatasetError("normalize='ct' needs labelled voxels, and no sample that is trained on has any")
-    places = [share / 100 * (upper.total - 1) for share in asked]
-    ranks = sorted({rank for place in places for rank in (int(place), min(int(place) + 1, upper.total - 1))})
-    bins = {rank: upper.bin_of(rank) for rank in ranks}
-    lower = {chosen: _Counts() for chosen, _ in bins.values()}
+    places = [share / 100 * last for share in asked]
+    bins = {rank: _bin(upper, rank) for place in places for rank in (int(place), min(int(place) + 1, last))}
+    lower = {chosen: _counted(np.empty(0)) for chosen, _ in bins.values()}
     for block in blocks():
         bits = _ordered(block)
         for chosen, counts in lower.items():
-            counts.add(bits[(bits >> np.uint32(16)) == chosen] & np.uint32(0xFFFF))
-    found = {rank: _value(chosen, lower[chosen].bin_of(rest)[0]) for rank, (chosen, rest) in bins.items()}
-    ends = [(found[int(place)], found[min(int(place) + 1, upper.total - 1)], place % 1) for place in places]
+            counts += _counted(bits[(bits >> np.uint32(16)) == chosen] & np.uint32(0xFFFF))
+    found = {rank: _value(chosen, _bin(lower[chosen], rest)[0]) for rank, (chosen, rest) in bins.items()}
+    ends = [(found[int(place)], found[min(int(place) + 1, last)], place % 1) for place in places]
     return [low + (high - low) * share for low, high, share in ends]
 
 
-@dataclass
-class _Counts:
-    counts: Array = field(default_factory=lambda: np.zeros(1 << 16, np.int64))  # of each number
+def _counted(numbers: Array) -> Array:
+    return np.bincount(numbers.ravel().astype(np.intp), minlength=1 << 16)
 
-    def add(self, numbers: Array) -> None:
-        self.counts += np.bincount(numbers.ravel().astype(np.intp), minlength=1 << 16)
 
-    @property
-    def total(self) -> int:
-        return int(self.counts.sum())
-
-    def bin_of(self, rank: int) -> tuple[int, int]:
-        """Return the number at a rank, counted from 0, and its rank among those that are equal."""
-        ends = np.cumsum(self.counts)
-        found = int(np.searchsorted(ends, rank, side="right"))
-        return found, rank - int(ends[found] - self.counts[found])
+def _bin(counts: Array, rank: int) -> tuple[int, int]:
+    """Return the number at a rank, counted from 0, and its rank among those that are equal."""
+    ends = np.cumsum(counts)
+    found = int(np.searchsorted(ends, rank, side="right"))
+    return found, rank - int(ends[found] - counts[found])
 
 
 def _ordered(block: Array) -> Any:
@@ -122,7 +113,5 @@ def numbers_of(method: str, blocks: Blocks) -> tuple[float, float, float, float]
     if method == "percentiles":
         return low, high, low, high - low if high > low else 1.0
     nonzero = method == "zscore_nonzero"
-    found = Moments()
-    for block in blocks():
-        found.add(block[block != 0] if nonzero else block)
+    found = moments(lambda: (block[block != 0] for block in blocks()) if nonzero else blocks())
     return low, high, found.mean, found.deviation

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.augmentation import draws
-from oocdl.augmentation.preparation import Preparation
-from oocdl.augmentation.stream import Stream, evaluate
+from oocdl.augmentation.preparation import Preparation, Stream, evaluate
 from oocdl.graph.ir.graph import Array, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, moved, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors

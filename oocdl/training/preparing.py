@@ -13,8 +13,7 @@ import numpy as np
 from oocdl.augmentation.crop import crop_of, foreground_voxels
 from oocdl.augmentation.nnunet import transforms_of
 from oocdl.augmentation.normalization import Blocks, moments, numbers_of
-from oocdl.augmentation.preparation import Preparation, is_moved
-from oocdl.augmentation.stream import CHAIN_BYTES
+from oocdl.augmentation.preparation import CHAIN_BYTES, Preparation, is_moved
 from oocdl.config import Settings, plain
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.ir.graph import Array

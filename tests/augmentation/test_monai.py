@@ -12,8 +12,8 @@ from oocdl.augmentation.deformation import Affine, affine
 from oocdl.augmentation.draws import Draws
 from oocdl.augmentation.filters import Smoothed
 from oocdl.augmentation.intensity import Gamma, Linear, RandScaleIntensityFixedMean
+from oocdl.augmentation.preparation import evaluate
 from oocdl.augmentation.rigid import Mirrored, Turned
-from oocdl.augmentation.stream import evaluate
 from oocdl.augmentation.transform import Operation, Sample
 from oocdl.graph.ir.index import Region, as_slices, whole
 

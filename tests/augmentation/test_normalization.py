@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as some
 from numpy.typing import NDArray
 
 from oocdl.augmentation.normalization import METHODS, moments, numbers_of, percentiles
-from oocdl.augmentation.stream import Stream
+from oocdl.augmentation.preparation import Stream
 
 Array = NDArray[Any]
 DTYPES = st.sampled_from(["uint8", "int16", "uint16", "float32"])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from oocdl import transforms
 from oocdl.augmentation import filters, nnunet
 from oocdl.augmentation.draws import Draws
-from oocdl.augmentation.stream import Stream, evaluate
+from oocdl.augmentation.preparation import Stream, evaluate
 from oocdl.augmentation.transform import Operation, Sample, Transform, parts
 from oocdl.errors import InputError
 from oocdl.graph.ir.index import Region, as_slices, region_shape, whole

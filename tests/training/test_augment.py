@@ -19,7 +19,7 @@ import oocdl
 from oocdl import transforms
 from oocdl.augmentation.nnunet import nnunet
 from oocdl.augmentation.normalization import LEAST, MOST
-from oocdl.augmentation.stream import Stream, evaluate
+from oocdl.augmentation.preparation import Stream, evaluate
 from oocdl.errors import DatasetError, InputError, ModelWarning, StoreError
 from oocdl.graph.ir.index import Region, as_slices, whole
 from oocdl.planning.passes import Course
