@@ -56,9 +56,7 @@ def annotate(
         return iter((array_of(tensors[titles[name]]),)) if name in titles else None
 
     def edit(proto: onnx.ModelProto) -> None:
-        _rename(proto, names)
-        _set_dims(proto, dims)
-        _define_detach(proto)
+        _edit(proto, names, dims)
         write_metadata(proto, metadata)
 
     write_model(draft, target, contents, edit=edit, dropped=repeated)
@@ -107,28 +105,22 @@ def _described(
     return replace(about, facts=facts, unread=tuple(unread), counters=counters), names, repeated
 
 
-def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
+def _edit(proto: onnx.ModelProto, names: Mapping[str, str], dims: Dims) -> None:
+    """Rename initializers, and say which axes are open; shapes in between were those of one call."""
     for tensor in proto.graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     for node in proto.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
     for info in proto.graph.output:
         info.name = names.get(info.name, info.name)
-
-
-def _define_detach(proto: onnx.ModelProto) -> None:
-    """Define the operator that cuts gradients, where there is one, as a function for other readers."""
-    domain, name = DETACH.split("::")
-    if any(node.domain == domain for node in proto.graph.node):
-        standard = [item for item in proto.opset_import if not item.domain]
-        body = [onnx.helper.make_node("Identity", ["x"], ["y"])]
-        proto.functions.append(onnx.helper.make_function(domain, name, ["x"], ["y"], body, standard))
-
-
-def _set_dims(proto: onnx.ModelProto, dims: Dims) -> None:
-    """Say which axes of inputs and outputs are open; shapes in between were those of one call."""
     del proto.graph.value_info[:]
     for info in [*proto.graph.input, *proto.graph.output]:
         if info.name in dims:
             kind = info.type.tensor_type.elem_type
             info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, kind, dims[info.name]))
+    # The operator that cuts gradients, where there is one, is a function for other readers.
+    domain, name = DETACH.split("::")
+    if any(node.domain == domain for node in proto.graph.node):
+        standard = [item for item in proto.opset_import if not item.domain]
+        body = [onnx.helper.make_node("Identity", ["x"], ["y"])]
+        proto.functions.append(onnx.helper.make_function(domain, name, ["x"], ["y"], body, standard))

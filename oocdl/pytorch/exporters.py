@@ -113,8 +113,12 @@ def exporting() -> Iterator[None]:
             warnings.catch_warnings(),
             contextlib.redirect_stdout(silent),
             contextlib.redirect_stderr(silent),
-            patch("torch.nn.modules.transformer._detect_is_causal_mask", _as_told),
-            patch.object(OptimizedModule, "__call__", _as_written),
+            patch(
+                "torch.nn.modules.transformer._detect_is_causal_mask",
+                lambda mask, is_causal=None, size=None: bool(is_causal),
+            ),
+            # No exporter sees into what ``torch.compile`` has wrapped.
+            patch.object(OptimizedModule, "__call__", lambda one, *args, **how: one._orig_mod(*args, **how)),
             torch.compiler.set_stance("force_eager"),
         ):
             warnings.simplefilter("ignore")
@@ -122,12 +126,3 @@ def exporting() -> Iterator[None]:
     finally:
         logging.disable(level)
         torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def _as_told(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    return bool(is_causal)
-
-
-def _as_written(compiled: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
-    """Call what ``torch.compile`` has wrapped: no exporter sees into it."""
-    return compiled._orig_mod(*args, **kwargs)

@@ -18,7 +18,7 @@ from oocdl.graph.onnx.own_operators import DETACH
 
 TORCHSCRIPT_OPSET = 17
 """The opset that TorchScript writes."""
-_TINY = float(torch.finfo(torch.float32).tiny)
+_TINY, _LOG_2 = float(torch.finfo(torch.float32).tiny), math.log(2)
 
 
 @torch.library.custom_op("oocdl::detach", mutates_args=())
@@ -56,19 +56,9 @@ def _softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     return torch.where(scaled > threshold, input, _PLAIN_SOFTPLUS(scaled) / beta)
 
 
-def _logsigmoid(input: Tensor) -> Tensor:
-    """Compute the logarithm of Sigmoid, which is not 0 where that is rounded to 0."""
-    return -_PLAIN_SOFTPLUS(-input)
-
-
 def _logaddexp(input: Tensor, other: Tensor) -> Tensor:
     """Compute the logarithm of a sum of powers of e that may overflow."""
     return torch.maximum(input, other) + _PLAIN_SOFTPLUS(-(input - other).abs())
-
-
-def _logaddexp2(input: Tensor, other: Tensor) -> Tensor:
-    """Compute the logarithm to base 2 of a sum of powers of 2 that may overflow."""
-    return _logaddexp(input * math.log(2), other * math.log(2)) / math.log(2)
 
 
 def _log1p(input: Tensor) -> Tensor:
@@ -77,11 +67,6 @@ def _log1p(input: Tensor) -> Tensor:
     is_lost = total == 1
     added = torch.where(is_lost, torch.ones_like(input), total - 1)
     return torch.where(is_lost, input, torch.log(total) * (input / added))
-
-
-def _expm1(input: Tensor) -> Tensor:
-    """Compute exp(x) - 1 without a difference that loses the digits of a small x."""
-    return torch.tanh(input / 2) * (torch.exp(input) + 1)
 
 
 def _bce(input: Tensor, target: Tensor, weight: Tensor | None = None, *how: Any, **named: Any) -> Tensor:
@@ -184,14 +169,6 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Te
     return made
 
 
-def _pairwise_distance(
-    x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
-) -> Tensor:
-    """Compute distances with ``eps`` in each difference, which an exporter adds to ``p``."""
-    distance: Tensor = torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
-    return distance
-
-
 def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Compute a roll, whose shift may depend on sizes: exporters write its number, and refuse one of 0."""
     shifts, dims = (x if isinstance(x, tuple | list) else (x,) for x in (shifts, dims))
@@ -239,27 +216,31 @@ _AVERAGES: tuple[Callable[[Tensor, Any], Tensor], ...] = (
     nn.functional.adaptive_avg_pool2d,
     nn.functional.adaptive_avg_pool3d,
 )
+_OF_BOTH: Mapping[str, Callable[..., Any]] = {
+    "logaddexp": _logaddexp,
+    "logaddexp2": lambda input, other: _logaddexp(input * _LOG_2, other * _LOG_2) / _LOG_2,
+    "log1p": _log1p,
+    # exp(x) - 1 without a difference that loses the digits of a small x.
+    "expm1": lambda input: torch.tanh(input / 2) * (torch.exp(input) + 1),
+    "cumprod": _cumprod,
+    "floor_divide": _floor_divide,
+    "roll": _roll,
+}
+"""Functions that are methods of tensors, too."""
 _WORDS: Mapping[Any, Callable[..., Any]] = {
+    **{getattr(of, name): word for name, word in _OF_BOTH.items() for of in (torch, Tensor)},
     nn.functional.softplus: _softplus,
-    nn.functional.logsigmoid: _logsigmoid,
-    torch.logaddexp: _logaddexp,
-    Tensor.logaddexp: _logaddexp,
-    torch.logaddexp2: _logaddexp2,
-    Tensor.logaddexp2: _logaddexp2,
-    torch.log1p: _log1p,
-    Tensor.log1p: _log1p,
-    torch.expm1: _expm1,
-    Tensor.expm1: _expm1,
+    # The logarithm of Sigmoid is not 0 where that is rounded to 0.
+    nn.functional.logsigmoid: lambda input: -_PLAIN_SOFTPLUS(-input),
     nn.functional.binary_cross_entropy: _bce,
     nn.functional.binary_cross_entropy_with_logits: _bce_with_logits,
     nn.functional.cosine_similarity: cosine_similarity,
-    torch.cumprod: _cumprod,
-    Tensor.cumprod: _cumprod,
-    nn.functional.pairwise_distance: _pairwise_distance,
+    # An exporter adds to ``p`` what belongs into each difference.
+    nn.functional.pairwise_distance: lambda x1, x2, p=2.0, eps=1e-6, keepdim=False: torch.linalg.vector_norm(
+        x1 - x2 + eps, p, -1, keepdim
+    ),
     nn.functional.interpolate: _interpolate,
     **{pool: _adaptive_average(rank, pool) for rank, pool in enumerate(_AVERAGES, 1)},
-    torch.floor_divide: _floor_divide,
-    Tensor.floor_divide: _floor_divide,
     Tensor.__floordiv__: _floor_divide,
     Tensor.__rfloordiv__: lambda input, other: _floor_divide(other, input),
     Tensor.__rshift__: lambda input, other: _floor_divide(input, 2**other),
@@ -267,8 +248,6 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     nn.functional.gumbel_softmax: _gumbel,
     Tensor.uniform_: uniform_,
     Tensor.exponential_: exponential_,
-    torch.roll: _roll,
-    Tensor.roll: _roll,
 }
 """A function of PyTorch that exporters get wrong -> the same in other words."""
 

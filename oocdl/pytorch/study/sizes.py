@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import combinations, product
 from math import prod
 
@@ -157,17 +157,13 @@ class Data:
     dtypes: Mapping[str, torch.dtype]
     rows: int = 2
     """Whole numbers are smaller: rows of the smallest table that they look up."""
-    special: tuple[int, ...] = field(default=())
+    special: tuple[int, ...] = ()
     """Whole numbers that have to be among them, such as rows of padding."""
 
     wide: bool = False
     """Whether whole numbers look up nothing, and may be any: so they are in all calls but the first."""
     all_set: bool = False
     """Whether flags and whole numbers are all 1, as masks that hide nothing."""
-
-    def of_flags(self) -> Data:
-        """Return such numbers, of which whole ones are 0 or 1, as masks of integers are."""
-        return replace(self, rows=2, special=(), wide=False)
 
     def inputs(
         self, shapes: Shapes, dtype: torch.dtype, seed: int, *, ties: bool = False, positive: bool = False

@@ -81,7 +81,8 @@ def study(
     example = {name: tuple(x.shape) for name, x in wide.items()}
     works = _Works(module, signature, data)
     sizes = works.sizes(example, free)
-    if sizes is None and (flags := data.of_flags()) != data:  # rows may be looked up by sums of a mask
+    # Rows may be looked up by sums of a mask of integers, which are 0 or 1.
+    if sizes is None and (flags := replace(data, rows=2, special=())) != data:
         sizes = _Works(module, signature, flags).sizes(example, free)
         data = data if sizes is None else flags
     if sizes is None and not asked:
