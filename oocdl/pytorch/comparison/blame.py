@@ -67,28 +67,22 @@ def mark(x: Tensor) -> tuple[float, ...]:
     return float(x.numel()), float(x.sum()), float(x.abs().sum()), float(x.square().sum())
 
 
-class Known:
-    """The marks of all values of a file."""
-
-    def __init__(self) -> None:
-        self._marks: dict[float, list[tuple[float, ...]]] = {}
-
-    def add(self, x: Tensor) -> None:
-        marked = mark(x)
-        self._marks.setdefault(marked[0], []).append(marked)
-
-    def __contains__(self, found: tuple[float, ...]) -> bool:
-        for other in self._marks.get(found[0], ()):
-            size, square = (max(found[at], other[at], 1e-300) for at in (2, 3))
-            pairs = zip(found, other, (1.0, size, size, square), strict=True)
-            if all(abs(one - two) <= _EQUAL * scale for one, two, scale in pairs):
-                return True
-        return False
+def _alike(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    size, square = (max(one[at], other[at], 1e-300) for at in (2, 3))
+    pairs = zip(one, other, (1.0, size, size, square), strict=True)
+    return all(abs(a - b) <= _EQUAL * scale for a, b, scale in pairs)
 
 
-def first_difference(operations: Sequence[Operation], known: Known) -> str:
-    """Say which operation is the first whose result, else whose gradient, a file does not have; or ''."""
-    good = [any(result in known for result in operation.made) for operation in operations]
+def first_difference(operations: Sequence[Operation], known: Sequence[tuple[float, ...]]) -> str:
+    """Say which operation is the first whose result, else whose gradient, a file does not have; or ''.
+
+    ``known``: the marks of all values of the file.
+    """
+
+    def any_known(marks: Sequence[tuple[float, ...]]) -> bool:
+        return any(found[0] == other[0] and _alike(found, other) for found in marks for other in known)
+
+    good = [any_known(operation.made) for operation in operations]
     for number in reversed(range(len(operations))):
         if good[number]:
             for earlier in operations[number].read:
@@ -102,7 +96,7 @@ def first_difference(operations: Sequence[Operation], known: Known) -> str:
             readers.setdefault(earlier, []).append(number)
     for number in reversed(range(len(operations))):
         gradients = operations[number].gradients
-        if number in readers and gradients and not any(grad in known for grad in gradients):
+        if number in readers and gradients and not any_known(gradients):
             reader = operations[readers[number][0]]
             return f"the gradient of {reader.name} {reader.place}"
     return ""

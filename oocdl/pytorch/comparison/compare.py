@@ -21,7 +21,7 @@ from oocdl.errors import UnsupportedError
 from oocdl.graph.onnx.metadata import Metadata
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.pytorch.child import first_line
-from oocdl.pytorch.comparison.blame import Known, Recorder, first_difference
+from oocdl.pytorch.comparison.blame import Recorder, first_difference, mark
 from oocdl.pytorch.comparison.file_pass import Pass, inference_pass, training_pass
 from oocdl.pytorch.comparison.modes import Jitter, Pinned, RightNorms, Wide, errors, limits_of
 from oocdl.pytorch.module_calls import Places, Signature, Tensors, dtype_of, tensors_in
@@ -43,8 +43,6 @@ MOST_NOISE = 1e-3
 _ORDER = ("output", "update", "gradient")
 _SORTING = {"topk", "sort", "argsort"}
 """Functions of which PyTorch does not say in which order they give equal numbers."""
-
-
 _LEAST = 0.02
 """Weights are moved by a tenth of their usual size, and at least by so much: zeros are moved, too."""
 
@@ -178,12 +176,12 @@ def _one(twin: Twin, made: Pass, data: Data, shapes: Shapes, seed: int, ties: bo
     if not wrong:
         return ""
     twin.put(start)
-    recorder, known = Recorder(Places(twin.module)), Known()
+    recorder, known = Recorder(Places(twin.module)), list[tuple[float, ...]]()
     twin.call(inputs, cotangents, Pinned(made.draws, twin.dtype, seed), recorder)
     if ties and MOST_NOISE in allowed.values() and _SORTING & recorder.names:
         twin.put(start)
         return _one(twin, made, data, shapes, seed)
-    made.run(start, given, draws.random, known.add)
+    made.run(start, given, draws.random, lambda x: known.append(mark(x)))
     first = min(wrong, key=lambda title: _ORDER.index(title.partition(" ")[0]))
     place = first_difference(recorder.operations, known)
     where = f", first in {place}" if place else ""

@@ -46,11 +46,8 @@ def draws_of(graph: Graph) -> tuple[Draw, ...]:
     return tuple(draws)
 
 
-_UNIFORM, _NORMAL = (
-    ("rand", "rand_like", "uniform_", "exponential_"),
-    ("randn", "randn_like", "normal", "normal_"),
-)
-_DRAWING = ("bernoulli", "bernoulli_", *_UNIFORM, *_NORMAL)
+_NORMAL = ("randn", "randn_like", "normal", "normal_")
+_DRAWING = ("bernoulli", "bernoulli_", "rand", "rand_like", "uniform_", "exponential_", *_NORMAL)
 """PyTorch's operators whose random numbers a file can take the place of."""
 
 
