@@ -32,7 +32,7 @@ from oocdl.training.prediction.predictions import Output, Predictions
 from oocdl.training.signature import public
 from oocdl.training.versions import Which, version_of
 
-Facts = Sequence[tuple[str, Mapping[str, Any]]]
+Facts = list[tuple[str, Mapping[str, Any]]]
 LABELS = "labels.zarr"
 """Labels beside the volumes that are made of them, where no other place was given."""
 
@@ -115,13 +115,13 @@ def predict(
         [version_of(*pair) for pair in zip(stores, versions, strict=True)],
         dataset, memory, batch_size, inputs, spill, mirror=mirror, probabilities=probabilities,
     )  # fmt: skip
-    outputs = logits = list(_outputs_of(inference))
+    logits, facts = list(_outputs_of(inference)), Facts()
+    if volumes is not None and isinstance(inference.settings.loss, DeepSupervision):
+        # Other outputs than the first are aids of training.
+        logits = [one for one in logits if one.name == inference.model.outputs[0].name]
+    outputs = [labels_of(one) for one in logits] if argmax else logits
     if volumes is not None:
-        outputs = logits = _of_volumes(inference, outputs)
-    if argmax:
-        outputs = [labels_of(one) for one in logits]
-    facts = () if volumes is None else _facts_of_volumes(inference, outputs)
-    if volumes is not None:
+        facts = _facts_of_volumes(inference, outputs)
         make_writable(volumes)  # before the network runs
     with locked(target):
         made, _ = _run(inference, target, outputs, logits if argmax else ())
@@ -191,12 +191,6 @@ def _put(
         if not is_empty(part):
             place = (*prefix, *moved(part, [-start for start in starts]))
             array[as_slices(place)] = values[position][within(part, region[1:])].reshape(region_shape(place))
-
-
-def _of_volumes(inference: Inference, outputs: Sequence[Output]) -> list[Output]:
-    """Leave out all but the first output of deep supervision: others are aids of training."""
-    deep = isinstance(inference.settings.loss, DeepSupervision)
-    return [one for one in outputs if not deep or one.name == inference.model.outputs[0].name]
 
 
 def _outputs_of(inference: Inference) -> Iterator[Output]:
