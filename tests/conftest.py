@@ -12,7 +12,6 @@ import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,7 +172,7 @@ def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             made[kept.name] = export(module, given, path, *others)
             shutil.copyfile(path, kept)
         shutil.copyfile(kept, path)
-        return replace(made[kept.name], path=Path(path).absolute())
+        return made[kept.name]
 
     def found_once(module: Any, dataset: Any, settings: Any) -> Any:
         arrays = [(name, one.shape, one.dtype, len(members_of(one))) for name, one in dataset.arrays.items()]

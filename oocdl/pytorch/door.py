@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oocdl.config import Settings
+from oocdl.config import Settings, flag
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.metadata import Metadata
 from oocdl.host.limits import installed_version
-from oocdl.pytorch.exported import Asked, Exported
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
 
 OLDEST = (2, 9)
 """The first PyTorch whose modules can be written; ``pyproject.toml`` asks for it, too."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that ``from_torch`` wrote. It is a path to ``fit``, ``plan``, ``open`` and the like."""
+
+    path: Path
+    exporter: str
+    """Name of the PyTorch exporter that wrote it: ``dynamo`` or ``TorchScript``."""
+    notes: tuple[str, ...] = ()
+    """Remarks on what the user may not expect."""
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
 
 def from_torch(
@@ -76,16 +90,19 @@ def from_torch(
     _check_installed()
     from oocdl.pytorch import export
 
-    return export.export(module, example_inputs, path, Asked(dynamic, verify), outputs)
+    made = export.export(module, example_inputs, path, dynamic, flag("verify", verify), outputs)
+    return Exported(Path(path).absolute(), made.exporter, made.notes)
 
 
-def from_dataset(module: Any, dataset: Any, settings: Settings, path: Path, asked: Asked) -> Dataset:
+def from_dataset(
+    module: Any, dataset: Any, settings: Settings, path: Path, dynamic: Any, verify: bool
+) -> Dataset:
     """Write a module with an example made of a dataset, and return that, open; raises as ``from_torch``."""
     _check_installed()
     from oocdl.pytorch import example, export
 
     data = open_dataset(dataset, settings.allow_missing_chunks)
-    export.export(module, example.example_of(module, data, settings), path, asked)
+    export.export(module, example.example_of(module, data, settings), path, dynamic, verify)
     return data
 
 

@@ -22,7 +22,6 @@ from oocdl.ops.registry import RULES
 from oocdl.pytorch.annotate import Dims, annotate, keys_of
 from oocdl.pytorch.child import first_line, in_child
 from oocdl.pytorch.comparison.compare import differences
-from oocdl.pytorch.exported import Asked, Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call, exporting
 from oocdl.pytorch.module_calls import Signature, dtype_of, inputs_of
 from oocdl.pytorch.module_tensors import refuse_kinds, twin_of
@@ -39,9 +38,10 @@ def export(
     module: nn.Module,
     example_inputs: Any,
     path: str | Path,
-    asked: Asked,
+    dynamic: Any,
+    verify: bool,
     outputs: Sequence[str] | None = None,
-) -> Exported:
+) -> Metadata:
     """Do the work of ``from_torch`` once PyTorch is imported."""
     target = Path(path).absolute()
     if not isinstance(module, nn.Module):
@@ -54,8 +54,7 @@ def export(
         if any(x.is_cuda for x in (*module.parameters(), *module.buffers())):
             module = copy.deepcopy(module).cpu()
         signature, inputs = inputs_of(module, example_inputs)
-        tried = _tried(asked.dynamic, {name: x.dim() for name, x in inputs.items()})
-        wanted = asked.dynamic is not None
+        tried, wanted = _tried(dynamic, {name: x.dim() for name, x in inputs.items()}), dynamic is not None
 
         def look() -> Study:
             twin_of(module)
@@ -63,11 +62,10 @@ def export(
                 return study(module, signature, inputs, tried, wanted, outputs)
 
         findings = in_child(f"a call of {title}", look)
-        if findings.found.cut and not asked.verify:
+        if findings.found.cut and not verify:
             way_out = "leave out verify=False (to freeze parameters, use requires_grad_(False))"
             raise UnsupportedError(f"the gradient is cut by {findings.found.cut}: {way_out}")
-        metadata = _first_that_works(module, signature, findings, target, asked)
-    return Exported(target, metadata.exporter, metadata.notes)
+        return _first_that_works(module, signature, findings, target, verify, narrows=not wanted)
 
 
 def _tried(dynamic: Any, ranks: Mapping[str, int]) -> Axes:
@@ -83,14 +81,14 @@ def _tried(dynamic: Any, ranks: Mapping[str, int]) -> Axes:
 
 
 def _first_that_works(
-    module: nn.Module, signature: Signature, made: Study, target: Path, asked: Asked
+    module: nn.Module, signature: Signature, made: Study, target: Path, verify: bool, narrows: bool
 ) -> Metadata:
     """Export with one exporter after the other, until one has written the module."""
     # Where none can write it with all axes that are free, and none are asked for, only the batch is left
     # open. So it is where that takes too long: dynamo may reason for hours on a size that is open.
     title = type(module).__name__
     studies: list[Study | None] = [made]
-    if asked.dynamic is None and any(name != BATCH for name in made.free.names.values()):
+    if narrows and any(name != BATCH for name in made.free.names.values()):
         studies.append(None)
     reasons: dict[str, str] = {}
     for tried in studies:
@@ -101,7 +99,7 @@ def _first_that_works(
         for name in EXPORTERS:
             with tempfile.TemporaryDirectory(prefix=".oocdl-", dir=target.parent) as folder:
                 ready = Path(folder) / target.name
-                write = partial(_written, module, signature, tried, name, ready, asked.verify)
+                write = partial(_written, module, signature, tried, name, ready, verify)
                 try:
                     metadata = in_child(f"PyTorch's {name} exporter", write, most_seconds)
                 except InputError as error:

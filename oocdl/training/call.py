@@ -13,7 +13,6 @@ from oocdl.config.settings import checked
 from oocdl.errors import InputError
 from oocdl.events import Listener
 from oocdl.host.paths import path_of
-from oocdl.pytorch.exported import Asked
 from oocdl.report.plan_view import Plan
 from oocdl.runtime.lost import SILENT_SECONDS
 from oocdl.runtime.trace import checked_path
@@ -147,10 +146,6 @@ class Call:
     silent_seconds: float
     scheduler: Callable[..., Any] | None
     trace: Path | None
-
-    @property
-    def asked(self) -> Asked:
-        return Asked(self.dynamic, self.verify)
 
 
 def read_call(**options: Unpack[Options]) -> tuple[Call, dict[str, Any]]:

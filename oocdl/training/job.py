@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -30,7 +31,6 @@ from oocdl.planning.machine import Crew, Machine, machine_for
 from oocdl.planning.passes import MAIN, Course
 from oocdl.planning.sample_sizes import Sized, cropped, sized
 from oocdl.pytorch.door import from_dataset
-from oocdl.pytorch.exported import Asked
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.storage.dataset.sample_stack import members_of
@@ -69,7 +69,7 @@ class Job:
 
     def plan(self, frozen: Mapping[str, Any] | None = None) -> Plan:
         """Return the plan: by the cuts in ``frozen``, else the best, from the cache if it is there."""
-        if frozen is None and plan_cache.is_on():
+        if frozen is None and os.environ.get(plan_cache.VARIABLE) != "off":
             facts = self.settings, self.machine, self.course, self.validation_binding
             key = plan_cache.plan_key(self.model, self.binding, *facts)
             kinds = plan_cache.cached_passes(key, self.machine, self._compiled)
@@ -153,14 +153,16 @@ def is_module(model: Any) -> bool:
 
 
 @contextmanager
-def planned_file(model: Any, dataset: Any, settings: Settings, asked: Asked) -> Iterator[tuple[Any, Any]]:
+def planned_file(
+    model: Any, dataset: Any, settings: Settings, dynamic: Any = None, verify: bool = True
+) -> Iterator[tuple[Any, Any]]:
     """Give ``model`` and ``dataset``; of a module, a file until the block ends, and the open dataset."""
     if not is_module(model):
         yield model, dataset
         return
     with tempfile.TemporaryDirectory(prefix="oocdl-") as folder:
         path = Path(folder) / f"{type(model).__name__}.onnx"
-        yield path, from_dataset(model, dataset, settings, path, asked)
+        yield path, from_dataset(model, dataset, settings, path, dynamic, verify)
 
 
 @contextmanager
@@ -178,7 +180,7 @@ def trained_file(
     try:
         if call.resume is False and _file_of(folder) is not None:
             raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
-        data = from_dataset(model, dataset, settings, new, call.asked)
+        data = from_dataset(model, dataset, settings, new, call.dynamic, call.verify)
         old = _file_of(folder) if call.resume is True else None
         if old is not None:
             way_out = (

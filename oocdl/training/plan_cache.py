@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -77,8 +76,3 @@ def cached_passes(
     body = {"capacity_bytes": machine.capacity_bytes, "frozen": freeze(passes)}
     KEPT.write(key, json.dumps(body).encode())
     return passes
-
-
-def is_on() -> bool:
-    """Whether plans are kept."""
-    return os.environ.get(VARIABLE, "") != "off"

@@ -21,7 +21,6 @@ from oocdl.planning.machine import discards_old_weights
 from oocdl.planning.recipe import PassKind, Request
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_hosts
 from oocdl.planning.simulation.network import Cluster
-from oocdl.pytorch.exported import AS_IT_IS
 from oocdl.report.scaling import Scaling, ScalingRow
 from oocdl.training.job import Job, job_of, planned_file
 from oocdl.training.signature import public
@@ -84,7 +83,7 @@ def simulate(
     counts = [whole("each number of hosts", count) for count in (hosts if np.iterable(hosts) else ())]
     if not counts:
         raise InputError(f"hosts takes a list of numbers of hosts, such as [1, 4], got {shown(hosts)}")
-    with planned_file(model, dataset, settings, AS_IT_IS) as (path, data):
+    with planned_file(model, dataset, settings) as (path, data):
         job = job_of(path, data, settings)
         rates = rates or known_rates(job.machine.engine)
         nominal, speed = rates is NOMINAL, parse_rate("network", network)

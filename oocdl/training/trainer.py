@@ -173,7 +173,7 @@ def plan(model: Any, dataset: Any, **options: Unpack[Options]) -> Plan:
     if call.client is not None:
         raise InputError("oocdl.plan is of this process alone: leave client= out, or see oocdl.simulate")
     settings = make_settings(**given)
-    with planned_file(model, dataset, settings, call.asked) as (path, data), lasting():
+    with planned_file(model, dataset, settings, call.dynamic, call.verify) as (path, data), lasting():
         return _planned_by(job_of(path, data, settings), call.plan)
 
 

@@ -17,7 +17,6 @@ from oocdl.errors import InputError, ModelWarning, StoreError
 from oocdl.events import Notice, SearchEvent, SearchListener, TrialDone
 from oocdl.host.limits import default_budget_bytes
 from oocdl.host.paths import path_of
-from oocdl.pytorch.exported import AS_IT_IS
 from oocdl.runtime.cluster.connecting import connected
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import RunLock
@@ -125,7 +124,7 @@ def _model_file(model: Any, dataset: Any, asked: Asked, folder: Path) -> Path:
         return path_of("model", model).absolute()
     kept = folder / "model" / f"{type(model).__name__}.onnx"
     settings = make_settings(**asked.options)
-    with planned_file(model, dataset, settings, AS_IT_IS) as (new, _), reporting(folder):
+    with planned_file(model, dataset, settings) as (new, _), reporting(folder):
         if (folder / SEARCH_FILE).is_file() and kept.is_file():
             check_same(kept, new, f"the search in {folder}", "choose another workdir")
         else:

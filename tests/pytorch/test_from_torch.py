@@ -27,8 +27,7 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from oocdl.pytorch import export as exporting
 from oocdl.pytorch.comparison.file_pass import inference_pass
-from oocdl.pytorch.door import OLDEST
-from oocdl.pytorch.exported import Exported
+from oocdl.pytorch.door import OLDEST, Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call
 from tests.kit.commands import python
 from tests.kit.nets import write_data

@@ -23,7 +23,7 @@ from oocdl.augmentation.preparation import Stream, evaluate
 from oocdl.errors import DatasetError, InputError, ModelWarning, StoreError
 from oocdl.graph.ir.index import Region, as_slices, whole
 from oocdl.planning.passes import Course
-from oocdl.pytorch.exported import Exported
+from oocdl.pytorch.door import Exported
 from oocdl.runtime import scheduler
 from tests.kit import nets, runs
 from tests.kit.runs import losses_of

@@ -25,7 +25,7 @@ from oocdl.augmentation.preparation import Preparation
 from oocdl.errors import InputError, ModelError
 from oocdl.graph.ir.index import as_slices, whole
 from oocdl.planning.passes import Course
-from oocdl.pytorch.exported import Exported
+from oocdl.pytorch.door import Exported
 from oocdl.runtime import scheduler
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training import preparing

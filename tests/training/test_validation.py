@@ -16,7 +16,7 @@ from oocdl.callbacks import CSV
 from oocdl.errors import DatasetError, InputError, ModelWarning
 from oocdl.events import StepDone, StepRunning
 from oocdl.planning.passes import VALIDATION, VALIDATION_RAGGED, Course
-from oocdl.pytorch.exported import Exported
+from oocdl.pytorch.door import Exported
 from oocdl.runtime.session import Session, StepTrace
 from tests.kit import nets, runs, settings
 from tests.kit.machine import Small, plan
