@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,16 @@ class Gathered:
         losses = compiled.named_losses(session.run_pass(plan_id, info))
         with self.lock:
             found, self.arrays = self.arrays, {}
-        sums = {
-            output: {
-                **{title: found[output, title].tolist() for title in head.values},
-                **{title: [[number]] * len(rows) for title, number in head.known.items()},
-            }
-            for output, head in compiled.metric_sums.items()
-        }
-        return Measured(rows, losses, sums)
+        return Measured(rows, losses, _sums(compiled, lambda *head: found[head].tolist(), len(rows)))
+
+
+def _sums(compiled: CompiledPass, of: Callable[[str, str], Any], count: int) -> dict[str, dict[str, Any]]:
+    """Return the sums of each output over some samples: those ``of`` a title, and what is known before."""
+    return {
+        output: {title: of(output, title) for title in head.values}
+        | {title: [[number]] * count for title, number in head.known.items()}
+        for output, head in compiled.metric_sums.items()
+    }
 
 
 def fold(first: dict[str, dict[str, Any]], later: dict[str, dict[str, Any]]) -> None:
@@ -137,14 +139,8 @@ def result_names(plan: Plan) -> list[str]:
     if not ids:
         return []
     compiled = plan.kinds[ids[0]]
-    values = compiled.plan.factored.graph.values
-    sample: PassSums = {
-        output: {
-            **{title: np.ones(values[name].shape).tolist() for title, name in head.values.items()},
-            **{title: [[number]] for title, number in head.known.items()},
-        }
-        for output, head in compiled.metric_sums.items()
-    }
+    values, heads = compiled.plan.factored.graph.values, compiled.metric_sums
+    sample = _sums(compiled, lambda one, title: np.ones(values[heads[one].values[title]].shape).tolist(), 1)
     with np.errstate(all="ignore"):
         scores = metric_values(plan.settings.metrics, [sample])
     return [f"{VALIDATION_PREFIX}{name}" for name in (*compiled.named_losses(defaultdict(float)), *scores)]
