@@ -13,8 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from oocdl.data.dicom import planes_of, read_volume, series_in
-from oocdl.data.nifti import ENDINGS, SAME_VOXELS, Array, Volume, apart_by
+from oocdl.data.dicom import read_slices, read_volume, series_in
+from oocdl.data.nifti import ENDINGS, SAME_VOXELS, Array, Volume, apart_by, read_planes
 from oocdl.errors import DatasetError, InputError
 from oocdl.storage.files import read_text
 
@@ -88,9 +88,10 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
 def _nnunet(folder: Path, split: str) -> Cases:
     path = folder / "dataset.json"
     told = _parsed(path, json.loads)
-    channels = told.get("channel_names", told.get("modality")) if isinstance(told, Mapping) else None
-    if not isinstance(channels, Mapping) or not channels:
-        raise DatasetError(f"{path} has no channel_names (or modality), such as {{'0': 'T1'}}")
+    channels: Any = told.get("channel_names", told.get("modality")) if isinstance(told, Mapping) else None
+    numbers = [str(number) for number in range(len(channels))] if isinstance(channels, Mapping) else []
+    if not numbers or any(number not in channels for number in numbers):
+        raise DatasetError(f"{path} has no channel_names (or modality) by number, such as {{'0': 'T1'}}")
     ending = told.get("file_ending", ".nii.gz")
     if ending not in ENDINGS:
         raise DatasetError(f"{path}: file_ending '{ending}' is not read, only {' and '.join(ENDINGS)}")
@@ -116,13 +117,8 @@ def _nnunet(folder: Path, split: str) -> Cases:
         Case(name, tuple(row), labels / f"{name}{ending}" if has_labels else None)
         for name, row in zip(names, files, strict=True)
     ]
-    missing = [key for key in map(str, range(len(channels))) if key not in channels]
-    if missing:
-        raise DatasetError(
-            f"{path}: channel_names has no '{missing[0]}', but {', '.join(map(str, channels))}"
-        )
-    channel_names = tuple(str(channels[str(number)]) for number in range(len(channels)))
-    return Cases(_named(cases, images), channel_names, _classes(path, told.get("labels")))
+    names_of = tuple(str(channels[number]) for number in numbers)
+    return Cases(_named(cases, images), names_of, _classes(path, told.get("labels")))
 
 
 def _classes(path: Path, labels: Any) -> Mapping[str, Any]:
@@ -270,7 +266,7 @@ def values(volume: Volume, dtype: np.dtype[Any], numbers: Sequence[int] | None =
     Raises DatasetError for a voxel that the type, or the list of classes, does not have.
     """
     start = 0
-    for piece in planes_of(volume):
+    for piece in read_slices(volume) if volume.slices else read_planes(volume):
         found = piece
         if (volume.slope, volume.intercept) != (1.0, 0.0):
             found = piece * np.float64(volume.slope) + volume.intercept

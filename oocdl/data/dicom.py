@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.data.nifti import Array, Volume, read_header, read_planes
+from oocdl.data.nifti import Array, Volume, read_header
 from oocdl.errors import DatasetError
 from oocdl.host.optional import needed
 from oocdl.storage.dataset.data_array import one_line
@@ -28,11 +28,6 @@ SCANNER_CODES = (0, 1)  # NIfTI's codes of an affine that leads to the space of 
 def read_volume(path: Path) -> Volume:
     """Read what the header of a NIfTI file says, or those of a DICOM series. Raises DatasetError."""
     return read_series(path) if path.is_dir() else read_header(path)
-
-
-def planes_of(volume: Volume) -> Iterator[Array]:
-    """Yield the planes of a volume as they are stored, [planes, y, x]. Raises DatasetError."""
-    return _slices(volume) if volume.slices else read_planes(volume)
 
 
 def series_in(folder: Path) -> list[Path]:
@@ -133,7 +128,8 @@ def _step(places: Array, paths: list[Path], alone: Array) -> Array:
     return step
 
 
-def _slices(volume: Volume) -> Iterator[Array]:
+def read_slices(volume: Volume) -> Iterator[Array]:
+    """Yield the planes of a series as they are stored, [1, y, x]. Raises DatasetError."""
     pydicom = needed("pydicom", "reading DICOM", "dicom")
     for path in volume.slices:
         try:
@@ -141,8 +137,6 @@ def _slices(volume: Volume) -> Iterator[Array]:
             pixels: Array = head.pixel_array
         except Exception as error:  # as above, and decoders that are not installed
             raise DatasetError(f"{path}: its pixels cannot be read ({one_line(error)})") from error
-        if pixels.shape != volume.shape[1:]:
-            raise DatasetError(f"{path} has {pixels.shape} pixels; its header says {volume.shape[1:]}")
         if volume.stored.kind == "f":  # each slice has factors of its own
             slope, intercept = _factors(head)
             pixels = pixels * slope + intercept

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from oocdl.data.cases import NAME
-from oocdl.data.nifti import PIECE_BYTES, Array, volume_writer
+from oocdl.data.nifti import PIECE_BYTES, Array, write_volume
 from oocdl.data.resampling import nearest
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.dataset import Dataset, attributes_of
@@ -79,12 +79,17 @@ def write_labels(
         )
     low, rows, columns = (nearest(n, m) for n, m in zip(shape, after, strict=True))
     depth = max(1, PIECE_BYTES // max(1, int(shape[1]) * int(shape[2]) * dtype.itemsize))
-    path, start, kept = folder / f"{name}.nii.gz", 0, planes(0, min(depth, shape[0]))
-    with reporting(path), volume_writer(path, after, dtype, affine, (codes[0], codes[1]), qform) as write:
+    path = folder / f"{name}.nii.gz"
+
+    def resampled() -> Iterator[Array]:
+        start, kept = 0, planes(0, min(depth, shape[0]))
         for source in low:
             while source >= start + len(kept):
                 start += len(kept)
                 kept = planes(start, min(start + depth, shape[0]))
             plane = kept[source - start]
-            write(plane if after == tuple(shape) else plane.take(rows, 0).take(columns, 1))
+            yield plane if after == tuple(shape) else plane.take(rows, 0).take(columns, 1)
+
+    with reporting(path):
+        write_volume(path, resampled(), after, dtype, affine, (codes[0], codes[1]), qform)
     return path

@@ -9,8 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -166,12 +165,11 @@ def _read(stream: Any, target: npt.NDArray[np.uint8]) -> None:
         done += count
 
 
-@contextmanager
-def volume_writer(
-    path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], affine: Affine, codes: tuple[int, int],
-    qform: Affine,
-) -> Iterator[Callable[[Array], None]]:  # fmt: skip
-    """Yield what writes the next planes of integers [z, y, x] to a .nii.gz file, which appears at the end."""
+def write_volume(
+    path: Path, planes: Iterable[Array], shape: tuple[int, ...], dtype: np.dtype[Any], affine: Affine,
+    codes: tuple[int, int], qform: Affine,
+) -> None:  # fmt: skip
+    """Write planes of integers, [y, x] each, to a .nii.gz file of a ``shape``, which appears at the end."""
     nibabel = library_for("writing NIfTI")
     kind = nibabel.Nifti1Image if max(shape) < 2**15 else nibabel.Nifti2Image
     image = kind(np.broadcast_to(np.zeros((), dtype), shape[::-1]), affine, dtype=dtype)
@@ -179,21 +177,13 @@ def volume_writer(
     image.set_sform(affine, codes[1])
     image.header.set_xyzt_units("mm")
     image.header["vox_offset"] = image.header.single_vox_offset
-    head, left = image.header.binaryblock, prod(shape)
-    partial = path.with_name(f".{path.name}.partial")
-
-    def write(planes: Array) -> None:
-        nonlocal left
-        left -= planes.size
-        stream.write(np.ascontiguousarray(planes, dtype.newbyteorder("<")).data)
-
+    head, partial = image.header.binaryblock, path.with_name(f".{path.name}.partial")
     try:
         # Without name and time, equal volumes are equal files.
         with open(partial, "wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as stream:
             stream.write(head.ljust(int(image.header["vox_offset"]), b"\0"))
-            yield write
-        if left:
-            raise ValueError(f"{path}: {left} voxels were not written")
+            for plane in planes:
+                stream.write(np.ascontiguousarray(plane, dtype.newbyteorder("<")).data)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
