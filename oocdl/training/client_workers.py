@@ -59,8 +59,4 @@ class Workers:
     def page(
         self, run: Path, say: Callable[[str], None], says_address: bool
     ) -> AbstractContextManager[Listener]:
-
-        def client() -> Any:
-            return self.sessions[-1].client if self.sessions else self.client
-
-        return dask_driver.Showing(client, run, say, says_address)
+        return dask_driver.Showing(lambda: [self, *self.sessions][-1].client, run, say, says_address)
