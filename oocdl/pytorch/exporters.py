@@ -118,7 +118,7 @@ def exporting() -> Iterator[None]:
                 lambda mask, is_causal=None, size=None: bool(is_causal),
             ),
             # No exporter sees into what ``torch.compile`` has wrapped.
-            patch.object(OptimizedModule, "__call__", lambda one, *args, **how: one._orig_mod(*args, **how)),
+            patch.object(OptimizedModule, "__call__", lambda one, /, *args, **kw: one._orig_mod(*args, **kw)),
             torch.compiler.set_stance("force_eager"),
         ):
             warnings.simplefilter("ignore")
