@@ -99,7 +99,11 @@ def convert(
             told |= copy_arrays(place, group, beside, budget_bytes, bar)
     else:
         cases = find_cases(place, split)
-        steps = None if spacing is None else _spacing(spacing)
+        steps = None if spacing is None else tuple(map(float, spacing))
+        if steps is not None and not (len(steps) == 3 and all(0 < step < math.inf for step in steps)):
+            raise InputError(
+                f"spacing is three positive numbers, millimetres along z, y and x; got {spacing}"
+            )
         samples = read_samples(cases, steps is not None)
         plans = [_planned(sample, samples, steps, budget_bytes) for sample in samples.samples]
         with new_group(target, overwrite) as (group, told), BytesBar(progress) as bar:
@@ -112,13 +116,6 @@ def convert(
             facts |= {} if cases.classes is None else {"classes": dict(cases.classes)}
             told[MARK] = facts
     return zarr.open_group(str(target), mode="r")
-
-
-def _spacing(given: Sequence[float]) -> tuple[float, ...]:
-    steps = tuple(float(step) for step in given)
-    if len(steps) != 3 or not all(math.isfinite(step) and step > 0 for step in steps):
-        raise InputError(f"spacing is three positive numbers, millimetres along z, y and x; got {given}")
-    return steps
 
 
 class _Plan(NamedTuple):

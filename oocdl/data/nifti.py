@@ -72,18 +72,13 @@ def spacing_of(affine: Affine) -> tuple[float, ...]:
     return tuple(float(step) for step in np.sqrt((affine[:3, :3] ** 2).sum(0))[::-1])
 
 
-def library_for(what: str) -> Any:
-    """Import nibabel. Raises InputError where it is not installed."""
-    return needed("nibabel", what, "mri")
-
-
 def read_header(path: Path) -> Volume:
     """Read the header of a NIfTI file of three axes. Raises DatasetError, in one line, for any other."""
     if not path.name.lower().endswith(ENDINGS):
         raise DatasetError(f"{path} is no NIfTI file (.nii or .nii.gz); and no folder of a DICOM series")
     if not path.is_file():
         raise DatasetError(f"{path} is missing")
-    nibabel = library_for("reading NIfTI")
+    nibabel = needed("nibabel", "reading NIfTI", "mri")
     try:
         image = nibabel.load(path)
         data, codes = image.dataobj, (int(image.header["qform_code"]), int(image.header["sform_code"]))
@@ -170,7 +165,7 @@ def write_volume(
     codes: tuple[int, int], qform: Affine,
 ) -> None:  # fmt: skip
     """Write planes of integers, [y, x] each, to a .nii.gz file of a ``shape``, which appears at the end."""
-    nibabel = library_for("writing NIfTI")
+    nibabel = needed("nibabel", "writing NIfTI", "mri")
     kind = nibabel.Nifti1Image if max(shape) < 2**15 else nibabel.Nifti2Image
     image = kind(np.broadcast_to(np.zeros((), dtype), shape[::-1]), affine, dtype=dtype)
     image.set_qform(qform, codes[0], strip_shears=True)

@@ -15,10 +15,10 @@ import zarr
 
 from oocdl.config.options import Size
 from oocdl.data.label_volumes import sample_facts, write_labels
-from oocdl.data.nifti import library_for
 from oocdl.errors import InputError, ModelError, printable
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, as_slices, intersect, is_empty, moved, region_shape, within
+from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
 from oocdl.ops.losses.deep_supervision import DeepSupervision
 from oocdl.planning.passes import PassInfo
@@ -109,7 +109,7 @@ def predict(
     stores = [RunStore.open(path_of("runs", getattr(run, "path", run))) for run in members]
     volumes = None if nifti is None else path_of("nifti", nifti)
     if volumes is not None:
-        library_for("writing NIfTI")  # before memory is planned, and the network runs
+        needed("nibabel", "writing NIfTI", "mri")  # before memory is planned, and the network runs
     target = path_of("out", out) if out is not None else Path(volumes or "") / LABELS
     inference = Inference(
         [version_of(*pair) for pair in zip(stores, versions, strict=True)],
