@@ -60,11 +60,9 @@ class Trainer:
     def __post_init__(self) -> None:
         self.compiled = self.plan.kinds
         self.course, self.settings = self.job.course, self.job.settings.stored()
-        self.total = self.course.total_steps
         self.gathered, self.writing, self.signals = Gathered(self.compiled), threading.Lock(), Signals()
-        self.stepped = False
-        """Whether a step was done since workers were lost that had not been done before."""
         self.furthest = 0
+        """Steps that were done, though some of them were lost with workers."""
         self.samples: tuple[int, ...] = ()
         """Dataset rows of the last pass of the last step that is done."""
         self.due: dict[str, Any] | None = None
@@ -128,7 +126,7 @@ class Trainer:
                 self._run_in(session, trace)
 
     def _run_in(self, session: Held, trace: StepTrace) -> None:
-        losses = 0
+        losses, furthest = 0, 0
         try:
             while True:
                 try:
@@ -139,9 +137,9 @@ class Trainer:
                 except WorkersLost as lost:
                     if self.committed == self.course.total_steps and self.due is None:
                         return
-                    losses = 0 if self.stepped else losses + 1
+                    losses, furthest = 0 if self.furthest > furthest else losses + 1, self.furthest
                     check_losses(losses, lost)
-                    self.rows, self.due, self.stepped, self.is_committing = [], None, False, False
+                    self.rows, self.due, self.is_committing = [], None, False
                     with self.signals.allowed():
                         self.emit(Notice(f"{lost}; gathering workers, to go on from step {self.committed}"))
                         members = session.gather_again()
@@ -189,8 +187,7 @@ class Trainer:
             with session.whole_step():
                 with self.signals.allowed():
                     row, moved = self._step(session, step, moved)
-                self.due, self.stepped = row, self.stepped or step.number >= self.furthest
-                self.furthest = max(self.furthest, step.number + 1)
+                self.due, self.furthest = row, max(self.furthest, step.number + 1)
             try:
                 trace.end(step.number, session, row)
             except BaseException:
