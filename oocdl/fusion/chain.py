@@ -1,9 +1,8 @@
 """Chains: elementwise instructions and reductions that run as one loop, so that what only they read never is
 in memory.
 
-All members of a chain run over one domain. What they read and make is numbered as columns, so that a loop
-depends on neither slots nor names. Everything here depends on the program alone, never on threads: equal
-programs give equal bits.
+All members of a chain run over one domain. Everything here depends on the program alone, never on threads:
+equal programs give equal bits.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 Crop = tuple[tuple[int, int], ...]
-Key = tuple[int, Crop | None, Shape]
-"""Slot, crop and shape of an operand."""
 Kind = tuple[Shape, str]
 """Shape that a value has in its kernel, and dtype."""
 
@@ -164,31 +161,3 @@ def arrange(program: Program, small_elements: int) -> list[Group]:
                 continue
         found.end().append(item)
     return found.end()
-
-
-# Columns -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Member:
-    """An instruction of a chain, its operands and results given as columns."""
-
-    item: Instruction
-    ins: tuple[int, ...]
-    outs: tuple[int, ...]
-
-
-def members_of(chain: Chain) -> tuple[list[Member], dict[Key | int, int]]:
-    """Return the members, and the column of each operand from outside and of each slot that they make."""
-    columns: dict[Key | int, int] = {}
-    members = []
-    for item in chain.members:
-        ins = []
-        for operand in item.operands:
-            key: Key | int = (operand.slot, operand.crop, operand.shape)
-            if operand.slot in columns:
-                key = operand.slot
-            ins.append(columns.setdefault(key, len(columns)))
-        outs = [columns.setdefault(slot, len(columns)) for slot in item.outputs]
-        members.append(Member(item, tuple(ins), tuple(outs)))
-    return members, columns

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from oocdl.fusion.chain import Chain, Crop, Kind, crop, from_channels_last, members_of
+from oocdl.fusion.chain import Chain, Crop, Kind, crop, from_channels_last
 from oocdl.fusion.loop_axes import REDUCTIONS
 from oocdl.fusion.loop_nest import Placed, View, fuse
 from oocdl.graph.ir.graph import Array, Shape
@@ -26,10 +26,10 @@ class AnyChainStep(ABC, Generic[A]):
         ``library``: the module of the arrays, NumPy or torch.
         """
         self.chain, self.rank, self._library = chain, len(chain.domain), library
-        self.members, self.columns = members_of(chain)
         made = {slot for item in chain.members for slot in item.outputs if slot in needed}
         reduced = {slot for item in chain.members if item.op in REDUCTIONS for slot in item.outputs}
-        self.loop = fuse(chain, self.members, self.columns, made - reduced, dtype_of)
+        self.loop = fuse(chain, made - reduced, dtype_of)
+        self.columns = self.loop.columns
         completed = {slot for slot in reduced if self.columns[slot] in self.loop.completed}
         self.full = (made - reduced) | completed
         """Slots that the loop writes."""

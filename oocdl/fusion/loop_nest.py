@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oocdl.fusion.chain import Chain, Key, Member
+from oocdl.fusion.chain import Chain, Crop
 from oocdl.fusion.codegen import FIELDS_PER_ARRAY, OUTER_AXES, Loop, Op, Step, Stream, Sum
 from oocdl.fusion.jit import Code, compiled
 from oocdl.fusion.loop_axes import REDUCTIONS, AxisGroup, Nest, Reduction
@@ -29,6 +29,9 @@ CUT_ROW_LANES = 256
 STREAMED_ROW_LANES, STREAMED_LANES = 64, 1024
 """The same, and lanes of all rows of a chunk, where nothing is reduced: memory is read nearly in its order.
 With chunks of 64 rows a norm of 96 channels took 1.9 times as long."""
+
+Key = tuple[int, Crop | None, Shape]
+"""Slot, crop and shape of an operand."""
 
 
 class View(NamedTuple):
@@ -75,6 +78,9 @@ class Fused:
     """A chain as a loop, which is compiled for the strides of its operands when they are first seen."""
 
     chain: Chain
+    columns: Mapping[Key | int, int]
+    """Operand from outside, or slot that a member makes -> its column: a loop depends on neither slots nor
+    names."""
     dtypes: Mapping[int, str]
     """Column -> dtype."""
     ops: tuple[Op, ...]
@@ -200,26 +206,26 @@ class Fused:
         return [means.reshape(shape), (squares / counts).reshape(shape)]
 
 
-def fuse(
-    chain: Chain,
-    members: Sequence[Member],
-    columns: Mapping[Key | int, int],
-    full: Collection[int],
-    dtype_of: Mapping[int, str],
-) -> Fused:
+def fuse(chain: Chain, full: Collection[int], dtype_of: Mapping[int, str]) -> Fused:
     """Build the loop of a chain.
 
     ``full``: slots of elementwise members that are read after the chain. ``dtype_of``: slot -> dtype.
     """
-    dtypes = {column: dtype_of[key[0] if isinstance(key, tuple) else key] for key, column in columns.items()}
+    columns: dict[Key | int, int] = {}
     totals, ops = [], []
-    for member in members:
-        item = member.item
+    for item in chain.members:
+        ins, outs = list[int](), list[int]()
+        for o in item.operands:
+            key = o.slot if o.slot in columns else (o.slot, o.crop, o.shape)
+            ins.append(columns.setdefault(key, len(columns)))
+        for slot in item.outputs:
+            outs.append(columns.setdefault(slot, len(columns)))
         if item.op in REDUCTIONS:
-            totals.append(Reduction(item, member.ins[0], member.outs))
+            totals.append(Reduction(item, ins[0], tuple(outs)))
         else:
             attrs = tuple(sorted((name, value) for name, value in item.attrs.items() if name in ATTRIBUTES))
-            ops.append(Op(item.op, attrs, member.ins, member.outs[0], item.dtypes[0]))
+            ops.append(Op(item.op, attrs, tuple(ins), outs[0], item.dtypes[0]))
+    dtypes = {column: dtype_of[key[0] if isinstance(key, tuple) else key] for key, column in columns.items()}
     reads = tuple(column for key, column in columns.items() if isinstance(key, tuple))
     writes = tuple(columns[slot] for item in chain.members for slot in item.outputs if slot in full)
-    return Fused(chain, dtypes, tuple(ops), reads, writes, tuple(totals), chain.nest)
+    return Fused(chain, columns, dtypes, tuple(ops), reads, writes, tuple(totals), chain.nest)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from oocdl.fusion.chain import Chain, Key, Kind, crop
+from oocdl.fusion.chain import Chain, Kind, crop
 from oocdl.fusion.executor import AnyChainStep
-from oocdl.fusion.loop_nest import View
+from oocdl.fusion.loop_nest import Key, View
 from oocdl.graph.ir.graph import Array
 
 Spare = Callable[[int], Sequence[int]]
@@ -34,8 +34,8 @@ class ChainStep(AnyChainStep[Tensor]):
         It may be any that lies as the result does: at each place all is read before anything is written.
         """
         found: dict[int, int] = {}
-        for member in self.members:
-            for slot, shape in zip(member.item.outputs, member.item.kernel_shapes, strict=True):
+        for item in self.chain.members:
+            for slot, shape in zip(item.outputs, item.kernel_shapes, strict=True):
                 if slot not in self.full or shape != self.chain.domain:
                     continue
                 for old in spare_of(slot):
