@@ -7,7 +7,7 @@ is False), or all lanes of a row are joined (``totals``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -120,7 +120,9 @@ class _Writer:
                 first = loops.enter_context(b.loop("0", rows, step))
                 end = b.new(f"add i64 {first}, {step}")
                 inside = b.new(f"icmp slt i64 {end}, {rows}")
-                self._strips(bases, first, b.new(f"select i1 {inside}, i64 {end}, i64 {rows}"))
+                stop = b.new(f"select i1 {inside}, i64 {end}, i64 {rows}")
+                for lane, widths in self._strips():
+                    self._strip(bases, first, stop, lane, widths)
         return b.function(name)
 
     def _base(self, fields: Sequence[str], indices: Sequence[str]) -> str:
@@ -138,14 +140,14 @@ class _Writer:
         many = full // most if full >= 2 * most else 0
         return [VECTOR_LANES] * full + ([rest] if rest else []), most, many
 
-    def _strips(self, bases: list[str], first: str, end: str) -> None:
-        """Loop over the vectors of a row, as many at once as registers allow."""
+    def _strips(self) -> Iterator[tuple[str, list[int]]]:
+        """Write what goes through a row; yields where vectors that run at once begin, and their widths."""
         widths, most, many = self._widths()
         if many:
             with self.b.loop("0", str(many * most * VECTOR_LANES), most * VECTOR_LANES) as lane:
-                self._strip(bases, first, end, lane, [VECTOR_LANES] * most)
+                yield lane, [VECTOR_LANES] * most
         for start in range(many * most, len(widths), most):
-            self._strip(bases, first, end, str(start * VECTOR_LANES), widths[start : start + most])
+            yield str(start * VECTOR_LANES), widths[start : start + most]
 
     def _strip(self, bases: list[str], first: str, end: str, lane: str, widths: list[int]) -> None:
         """Compute some vectors of each row from ``first`` to ``end``."""
@@ -246,15 +248,12 @@ class _Writer:
 
     def _over_row(self, bases: list[str], take: Callable[[_Vector, int], None]) -> None:
         """Write a row's vectors; ``take`` gets each, with the place of the totals of its width."""
-        widths, most, many = self._widths()
-        if many:
-            with self.b.loop("0", str(many * most * VECTOR_LANES), most * VECTOR_LANES) as lane:
-                for place in range(most):
-                    at = self.b.add(lane, str(place * VECTOR_LANES))
-                    take(_Vector(self, bases, at, VECTOR_LANES), place)
-        for index in range(many * most, len(widths)):
-            place = index % most if index < most or widths[index] == VECTOR_LANES else most
-            take(_Vector(self, bases, str(index * VECTOR_LANES), widths[index]), place)
+        every, most, _ = self._widths()
+        for lane, widths in self._strips():
+            for place, width in enumerate(widths):
+                is_last = width < VECTOR_LANES and len(every) > most
+                at = self.b.add(lane, str(place * VECTOR_LANES))
+                take(_Vector(self, bases, at, width), most if is_last else place)
 
 
 class _Vector:
