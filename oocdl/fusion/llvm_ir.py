@@ -178,8 +178,7 @@ class Builder:
 
 def cast(b: Builder, value: str, source: str, target: str) -> str:
     """Convert a vector of dtype ``source`` to dtype ``target``."""
-    how = conversion(source, target)
-    if how is None:
+    if source == target:
         return value
     if target == "bfloat16" and source != "float32":  # processors that round at all round float32
         return cast(b, cast(b, value, source, "float32"), "float32", target)
@@ -187,6 +186,9 @@ def cast(b: Builder, value: str, source: str, target: str) -> str:
         return _rounded(b, value)
     if source == "bfloat16" and not has_feature("avx512bf16"):
         return cast(b, _widened(b, value), "float32", target)
+    how = "uitofp" if source == "bool" else "sitofp"
+    if is_float(source):
+        how = "fpext" if itemsize(source) < itemsize(target) else "fptrunc"
     return b.new(f"{how} <{b.lanes} x {KINDS[source]}> {value} to <{b.lanes} x {KINDS[target]}>")
 
 
@@ -213,16 +215,3 @@ def _widened(b: Builder, value: str) -> str:
     half, whole = f"<{b.lanes} x i16>", f"<{b.lanes} x i32>"
     bits = b.new(f"zext {half} {b.new(f'bitcast <{b.lanes} x bfloat> {value} to {half}')} to {whole}")
     return b.new(f"bitcast {whole} {b.new(f'shl {whole} {bits}, splat (i32 16)')} to <{b.lanes} x float>")
-
-
-def conversion(source: str, target: str) -> str | None:
-    """Return LLVM's instruction that converts one dtype to another; None where they are the same.
-
-    >>> conversion("float32", "bfloat16"), conversion("int64", "float32"), conversion("bool", "float32")
-    ('fptrunc', 'sitofp', 'uitofp')
-    """
-    if source == target:
-        return None
-    if is_float(source):
-        return "fpext" if itemsize(source) < itemsize(target) else "fptrunc"
-    return "uitofp" if source == "bool" else "sitofp"

@@ -105,21 +105,17 @@ def _nest(
     joined = bool(totals and lanes.axes) and not any(total.keeps(lanes) for total in totals)
     joined = joined and all(total.keeps(group) for total in totals for group in before)
     if joined and (at_once or lanes.extent <= MOST_JOINED_LANES):
-        return _within(Nest(tuple(before[:-1]), rows, lanes, across=True))
+        return Nest(tuple(before[:-1]), rows, lanes, across=True)
     inside = any(total.keeps(lanes) for total in totals)
     row_kept = any(total.keeps(rows) for total in totals)
     if at_once:
         nest = Nest(tuple(before[:-1]), rows, lanes, chunk_rows=MOST_ROWS_AT_ONCE)
-        return _within(nest) if all(nest.completes(total) for total in totals) else None
+        return nest if all(nest.completes(total) for total in totals) else None
     if row_kept and inside:
         return None
     if row_kept or (lanes.extent > MOST_ROW_LANES and not inside):
-        return _within(Nest(tuple(before), None, lanes))
-    return _within(Nest(tuple(before[:-1]), rows, lanes))
-
-
-def _within(nest: Nest) -> Nest | None:
-    return nest if len(nest.outer) <= OUTER_AXES else None
+        return Nest(tuple(before), None, lanes)
+    return Nest(tuple(before[:-1]), rows, lanes)
 
 
 def computes(item: Instruction, dtypes: Mapping[int, str]) -> bool:
@@ -162,7 +158,7 @@ class Draft:
         totals = [*self.totals, Reduction(item, 0, ())] if item.op in REDUCTIONS else self.totals
         if self.nest is None or (alike, cropped) != (self.alike, self.cropped) or totals is not self.totals:
             nest = _nest(self.domain, alike, cropped, totals)
-            if nest is None:
+            if nest is None or len(nest.outer) > OUTER_AXES:
                 return False
             self.nest, self.alike, self.cropped = nest, alike, cropped
         if item.op in REDUCTIONS:

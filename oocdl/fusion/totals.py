@@ -8,16 +8,16 @@ distances to one of its numbers, of a row those to its mean; chunks are merged a
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+
+import numpy as np
 
 from oocdl.fusion.functions import function
 from oocdl.fusion.llvm_ir import KINDS, Builder, cast
 
 PLANES = {"ReduceSum": 1, "Moments": 3}
 """Reduction that may be added up in memory -> the arrays that hold it there."""
-_LEAST = -struct.unpack("f", struct.pack("I", 0x7F7FFFFF))[0]
-"""The least finite float32."""
+_LEAST = float(np.finfo(np.float32).min)
 
 
 class Total:
