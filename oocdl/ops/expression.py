@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any, Protocol, Self, TypeVar
 
@@ -77,10 +78,7 @@ class Primitive(Protocol):
 
 
 def _primitive(op: str) -> Primitive:
-    def primitive(*args: X | float) -> X:
-        return apply(op, *args)
-
-    return primitive
+    return partial(apply, op)
 
 
 Formula = Callable[..., Term]
