@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import CombineCall, PickCall, UnitCall
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.local_order import Work
 from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.task_key import TaskKey
-from oocdl.storage.cache.ledger import Claim
+from oocdl.storage.cache.ledger import Claim, Entry
 
 
-@dataclass(eq=False, slots=True)
-class Chunk:
-    """A chunk without its bytes: a ``ledger.Entry`` that calls have as an argument."""
+class Chunk(Entry):
+    """A chunk without its bytes, that calls have as an argument."""
 
-    region: Region
-    nbytes: int
-    uses: tuple[int, ...]
-    spilled: bool = False
-    footprint_bytes: int = field(init=False)
-    pins: int = 0
-    readers: int = 0
-    busy: bool = False
-    dropped: bool = False
+    __slots__ = ("region", "spilled")
+    spilled: bool
 
-    def __post_init__(self) -> None:
-        self.footprint_bytes = footprint(self.nbytes)
-
-    def leave_ram(self) -> None:
-        """There are no bytes to let go of."""
+    def __init__(self, region: Region, nbytes: int, uses: tuple[int, ...], spilled: bool = False) -> None:
+        super().__init__(nbytes, uses)
+        self.region, self.spilled = region, spilled
 
 
 @dataclass(eq=False, kw_only=True)

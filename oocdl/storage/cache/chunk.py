@@ -16,38 +16,29 @@ from oocdl.graph.ir.array_layout import (
     Order,
     as_numbered,
     as_stored,
-    footprint,
     in_memory_order,
     ordered,
 )
 from oocdl.graph.ir.index import Region, as_slices, region_shape, within
+from oocdl.storage.cache.ledger import Entry
 from oocdl.storage.cache.spill_store import SpillFile
 
 Uses = tuple[int, ...]
 
 
-class Slot:
+class Slot(Entry):
     """Says where the bytes of one chunk are, and what holds them; the tier's lock guards every field."""
 
-    __slots__ = (
-        "array", "busy", "device", "dropped", "dtype", "file", "footprint_bytes", "nbytes", "outer", "pins",
-        "readers", "shape", "uses",
-    )  # fmt: skip
+    __slots__ = ("array", "device", "dtype", "file", "outer", "shape")
 
     def __init__(self, array: Array, uses: Uses, outer: int = 0, device: DeviceArray | None = None) -> None:
+        super().__init__(array.nbytes, uses)
         self.array: Array | None = array
         self.device = device  # the same on a device, from which ``array`` is filled once it is wanted
         self.file: SpillFile | None = None  # set: the spill has it, RAM may be dropped
         self.shape = array.shape
         self.dtype = array.dtype
-        self.nbytes = array.nbytes
-        self.footprint_bytes = footprint(array.nbytes)  # in RAM
-        self.uses = uses
         self.outer = outer  # the axis that is outermost in the spill
-        self.pins = 0  # reservations that need it in RAM
-        self.readers = 0  # threads that copy from RAM now
-        self.busy = False  # an I/O thread writes or loads it now
-        self.dropped = False  # the handle is gone
 
     @property
     def spilled(self) -> bool:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, nlargest
 from itertools import count
 from math import inf
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from oocdl.errors import BudgetError
-from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES
+from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, footprint
 
 SOON_POSITIONS = 12  # a chunk that is read within so many plan positions is worth bringing back whole
 MOST_SKIPPED_CHUNKS = 16  # ``promote`` looks at no more chunks than these that could give way but may not
@@ -25,23 +25,27 @@ SMALL_CHUNK_BYTES, SMALL_TIER_SHARE = 64 << 10, 1 / 2048
 read. They were two thirds of the chunks that a step of an nnU-Net wrote, and 0.2 % of the bytes."""
 
 
-class Entry(Protocol):
-    """The fields of a chunk that the ledger reads and changes."""
+class Entry:
+    """What the ledger reads and changes of a chunk."""
 
-    nbytes: int
-    footprint_bytes: int  # bytes that it takes in RAM: ``nbytes`` in whole pages where it is large
-    uses: tuple[int, ...]  # plan positions at which it is read, sorted
-    pins: int  # claims that need it in RAM
-    readers: int  # threads that copy it from RAM now
-    busy: bool  # whether an I/O thread writes or loads it
-    dropped: bool  # whether its handle is gone
+    __slots__ = ("busy", "dropped", "footprint_bytes", "nbytes", "pins", "readers", "uses")
+
+    def __init__(self, nbytes: int, uses: tuple[int, ...]) -> None:
+        self.nbytes = nbytes
+        self.footprint_bytes = footprint(nbytes)  # that it takes in RAM: whole pages where it is large
+        self.uses = uses  # plan positions at which it is read, sorted
+        self.pins = 0  # claims that need it in RAM
+        self.readers = 0  # threads that copy it from RAM now
+        self.busy = False  # whether an I/O thread writes or loads it
+        self.dropped = False  # whether its handle is gone
 
     @property
     def spilled(self) -> bool:
         """Whether the spill has its bytes, so that it can be evicted at once."""
+        return False
 
     def leave_ram(self) -> None:
-        """Let go of the bytes in RAM."""
+        """Let go of the bytes in RAM, if there are any."""
 
 
 E = TypeVar("E", bound=Entry)
