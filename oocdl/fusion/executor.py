@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from oocdl.fusion.chain import Chain, Crop, Kind, crop, from_channels_last
 from oocdl.fusion.loop_axes import REDUCTIONS
-from oocdl.fusion.loop_nest import Placed, View, fuse
+from oocdl.fusion.loop_nest import Fused, Placed, View
 from oocdl.graph.ir.graph import Array, Shape
 
 A = TypeVar("A")
@@ -28,7 +28,7 @@ class AnyChainStep(ABC, Generic[A]):
         self.chain, self.rank, self._library = chain, len(chain.domain), library
         made = {slot for item in chain.members for slot in item.outputs if slot in needed}
         reduced = {slot for item in chain.members if item.op in REDUCTIONS for slot in item.outputs}
-        self.loop = fuse(chain, made - reduced, dtype_of)
+        self.loop = Fused(chain, made - reduced, dtype_of)
         self.columns = self.loop.columns
         completed = {slot for slot in reduced if self.columns[slot] in self.loop.completed}
         self.full = (made - reduced) | completed

@@ -7,8 +7,6 @@ happen to lie.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -17,7 +15,7 @@ import numpy as np
 from oocdl.fusion.chain import Chain, Crop
 from oocdl.fusion.codegen import FIELDS_PER_ARRAY, OUTER_AXES, Loop, Op, Step, Stream, Sum
 from oocdl.fusion.jit import Code, compiled
-from oocdl.fusion.loop_axes import REDUCTIONS, AxisGroup, Nest, Reduction
+from oocdl.fusion.loop_axes import REDUCTIONS, Nest, Reduction
 from oocdl.fusion.loop_ops import ATTRIBUTES
 from oocdl.fusion.totals import PLANES
 from oocdl.graph.ir.array_layout import itemsize
@@ -73,60 +71,50 @@ class _Ready(NamedTuple):
     """Indices of the arguments that are addresses; they hold offsets to be added to those of the arrays."""
 
 
-@dataclass(frozen=True, eq=False)
 class Fused:
     """A chain as a loop, which is compiled for the strides of its operands when they are first seen."""
 
-    chain: Chain
-    columns: Mapping[Key | int, int]
-    """Operand from outside, or slot that a member makes -> its column: a loop depends on neither slots nor
-    names."""
-    dtypes: Mapping[int, str]
-    """Column -> dtype."""
-    ops: tuple[Op, ...]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    """Columns that the loop reads, and that it writes element by element."""
-    totals: tuple[Reduction, ...]
-    nest: Nest
-    ready: dict[tuple[tuple[int, ...], ...], tuple[_Ready, ...]] = field(default_factory=dict)
-    """Strides of all columns -> the calls for arrays that lie so."""
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes for sums in memory, and for the results that are computed from them."""
-        return 3 * sum(8 * prod(shape) for shape in self._kept_shapes)
-
-    @cached_property
-    def _in_memory(self) -> tuple[Reduction, ...]:
-        return tuple(total for total in self.totals if not self.nest.completes(total))
-
-    @cached_property
-    def completed(self) -> tuple[int, ...]:
+    def __init__(self, chain: Chain, full: Collection[int], dtype_of: Mapping[int, str]) -> None:
+        """``full``: slots of elementwise members that are read after it. ``dtype_of``: slot -> dtype."""
+        self.chain, self.nest = chain, chain.nest
+        self.columns: dict[Key | int, int] = {}
+        """Operand from outside, or slot that a member makes -> its column: slots are no matter of a loop."""
+        totals, ops = list[Reduction](), list[Op]()
+        for item in chain.members:
+            ins, outs = self._number(item)
+            if item.op in REDUCTIONS:
+                totals.append(Reduction(item, ins[0], outs))
+            else:
+                known = sorted((name, value) for name, value in item.attrs.items() if name in ATTRIBUTES)
+                ops.append(Op(item.op, tuple(known), ins, outs[0], item.dtypes[0]))
+        self.ops, self.totals = tuple(ops), totals
+        keys = [(key[0] if isinstance(key, tuple) else key, column) for key, column in self.columns.items()]
+        self.dtypes = {column: dtype_of[slot] for slot, column in keys}
+        self.reads = tuple(column for key, column in self.columns.items() if isinstance(key, tuple))
+        self.writes = tuple(column for key, column in self.columns.items() if key in full)
+        """Columns that the loop reads, and that it writes element by element."""
+        self.completed = tuple(column for t in totals if self.nest.completes(t) for column in t.outs)
         """Columns of reductions' results that the loop writes."""
-        return tuple(column for total in self.totals if self.nest.completes(total) for column in total.outs)
-
-    @cached_property
-    def _calls(self) -> tuple[_Call, ...]:
-        nest = self.nest
-        if nest.rows is not None:
-            return (_Call(nest.rows.extent, nest.lanes.extent, 0),)
-        lanes = min(CUT_ROW_LANES if self.totals else STREAMED_ROW_LANES, nest.lanes.extent)
-        rows, rest = divmod(nest.lanes.extent, lanes)
-        first = _Call(rows, lanes, 0)
-        return (first, _Call(1, rest, rows * lanes)) if rest else (first,)
-
-    @cached_property
-    def _kept_shapes(self) -> tuple[Shape, ...]:
-        """The shape of each total in memory: planes, outer axes (one where reduced), lanes."""
-        outer = [tuple(g.extent if t.keeps(g) else 1 for g in self.nest.outer) for t in self._in_memory]
-        lanes = self._calls[0].lanes
-        return tuple((PLANES[t.item.op], *o, lanes) for t, o in zip(self._in_memory, outer, strict=True))
-
-    @cached_property
-    def _axes(self) -> tuple[AxisGroup, ...]:
+        self._in_memory = [total for total in totals if not self.nest.completes(total)]
         rows = () if self.nest.rows is None else (self.nest.rows,)
-        return (*self.nest.outer, *rows, self.nest.lanes)
+        self._axes = (*self.nest.outer, *rows, self.nest.lanes)
+        self._calls = _calls(self.nest, bool(totals))
+        outer = [tuple(g.extent if t.keeps(g) else 1 for g in self.nest.outer) for t in self._in_memory]
+        kept, lanes = zip(self._in_memory, outer, strict=True), self._calls[0].lanes
+        self._kept_shapes: list[Shape] = [(PLANES[t.item.op], *extents, lanes) for t, extents in kept]
+        """The shape of each total in memory: planes, outer axes (one where reduced), lanes."""
+        self.scratch_bytes = 3 * sum(8 * prod(shape) for shape in self._kept_shapes)
+        """Bytes for sums in memory, and for the results that are computed from them."""
+        self.ready: dict[tuple[tuple[int, ...], ...], list[_Ready]] = {}
+        """Strides of all columns -> the calls for arrays that lie so."""
+
+    def _number(self, item: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the columns of a member's operands and results."""
+        columns, ins = self.columns, list[int]()
+        for o in item.operands:
+            key = o.slot if o.slot in columns else (o.slot, o.crop, o.shape)
+            ins.append(columns.setdefault(key, len(columns)))
+        return tuple(ins), tuple([columns.setdefault(slot, len(columns)) for slot in item.outputs])
 
     def place(self, view: View) -> Placed | None:
         """Return an array's strides along the axes of the loop; None if the array must be copied first."""
@@ -153,7 +141,7 @@ class Fused:
             addresses += range(address, address + step * len(array), step)
         steps = tuple([array.steps for array in placed])
         if steps not in self.ready:  # worked out once: a loop runs many times
-            self.ready[steps] = tuple(self._call(call, steps, sums) for call in self._calls)
+            self.ready[steps] = [self._call(call, steps, sums) for call in self._calls]
         for ready in self.ready[steps]:
             arguments = ready.arguments.copy()
             arguments[ready.addresses] += addresses
@@ -206,26 +194,9 @@ class Fused:
         return [means.reshape(shape), (squares / counts).reshape(shape)]
 
 
-def fuse(chain: Chain, full: Collection[int], dtype_of: Mapping[int, str]) -> Fused:
-    """Build the loop of a chain.
-
-    ``full``: slots of elementwise members that are read after the chain. ``dtype_of``: slot -> dtype.
-    """
-    columns: dict[Key | int, int] = {}
-    totals, ops = [], []
-    for item in chain.members:
-        ins, outs = list[int](), list[int]()
-        for o in item.operands:
-            key = o.slot if o.slot in columns else (o.slot, o.crop, o.shape)
-            ins.append(columns.setdefault(key, len(columns)))
-        for slot in item.outputs:
-            outs.append(columns.setdefault(slot, len(columns)))
-        if item.op in REDUCTIONS:
-            totals.append(Reduction(item, ins[0], tuple(outs)))
-        else:
-            attrs = tuple(sorted((name, value) for name, value in item.attrs.items() if name in ATTRIBUTES))
-            ops.append(Op(item.op, attrs, tuple(ins), outs[0], item.dtypes[0]))
-    dtypes = {column: dtype_of[key[0] if isinstance(key, tuple) else key] for key, column in columns.items()}
-    reads = tuple(column for key, column in columns.items() if isinstance(key, tuple))
-    writes = tuple(columns[slot] for item in chain.members for slot in item.outputs if slot in full)
-    return Fused(chain, columns, dtypes, tuple(ops), reads, writes, tuple(totals), chain.nest)
+def _calls(nest: Nest, reduces: bool) -> list[_Call]:
+    if nest.rows is not None:
+        return [_Call(nest.rows.extent, nest.lanes.extent, 0)]
+    lanes = min(CUT_ROW_LANES if reduces else STREAMED_ROW_LANES, nest.lanes.extent)
+    rows, rest = divmod(nest.lanes.extent, lanes)
+    return [_Call(rows, lanes, 0), *[_Call(1, rest, rows * lanes)] * (rest > 0)]
