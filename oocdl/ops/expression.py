@@ -21,6 +21,11 @@ from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.op_rule import Builder
 
 T = TypeVar("T")
+X = TypeVar("X", bound="Term")
+
+
+def _binary(op: str) -> Callable[[X, X | float], X]:
+    return lambda term, other: apply(op, term, other)
 
 
 @dataclass(eq=False, slots=True)
@@ -34,35 +39,14 @@ class Term:
         """Return the result of an operator, of whose arguments this is one."""
         return Term(op, args)
 
-    def __add__(self, other: Self | float) -> Self:
-        return apply("Add", self, other)
-
-    def __sub__(self, other: Self | float) -> Self:
-        return apply("Sub", self, other)
+    __add__, __sub__, __mul__, __truediv__ = _binary("Add"), _binary("Sub"), _binary("Mul"), _binary("Div")
+    __gt__, __lt__, __le__ = _binary("Greater"), _binary("Less"), _binary("LessOrEqual")
 
     def __rsub__(self, other: float) -> Self:
         return apply("Sub", other, self)
 
-    def __mul__(self, other: Self | float) -> Self:
-        return apply("Mul", self, other)
-
-    def __truediv__(self, other: Self | float) -> Self:
-        return apply("Div", self, other)
-
     def __neg__(self) -> Self:
         return apply("Neg", self)
-
-    def __gt__(self, other: Self | float) -> Self:
-        return apply("Greater", self, other)
-
-    def __lt__(self, other: Self | float) -> Self:
-        return apply("Less", self, other)
-
-    def __le__(self, other: Self | float) -> Self:
-        return apply("LessOrEqual", self, other)
-
-
-X = TypeVar("X", bound=Term)
 
 
 def apply(op: str, *args: X | float, **attrs: Any) -> X:
