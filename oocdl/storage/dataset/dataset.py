@@ -22,7 +22,7 @@ from oocdl.errors import DatasetError
 from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage.dataset import hdf5_source, zarr_source
-from oocdl.storage.dataset.chunk_store import WHOLE, ChunkKeys, Chunks, Mark, Reading
+from oocdl.storage.dataset.chunk_store import WHOLE, ChunkKeys, Memory, Reading
 from oocdl.storage.dataset.data_array import DataArray as DataArray
 from oocdl.storage.dataset.data_array import Opened, Shape, check_chunks, check_type, open_each
 from oocdl.storage.dataset.decoding import Decoder
@@ -222,10 +222,8 @@ class GivenArrays(dict[str, Array]):
         )
 
 
-class GivenBlocks(Chunks):
-    """Blocks of an array in memory, by checksum."""
-
-    tells = "checksum"
+class GivenBlocks(Memory):
+    """Blocks of an array in memory."""
 
     def __init__(self, data: Array, blocks: Shape) -> None:
         self.data, self.blocks = data, blocks
@@ -239,9 +237,6 @@ class GivenBlocks(Chunks):
 
     def place(self, chunk: str) -> str:
         return f"at {self._region(chunk)}"
-
-    def mark(self, chunk: str) -> Mark | None:
-        return self.read(chunk)[0]
 
     def read(self, chunk: str, part: slice = WHOLE) -> Reading:
         # A copy: what is compared is what is used, whatever the caller does meanwhile.
