@@ -96,7 +96,11 @@ def _take(handle: int, path: Path) -> None:
         if not is_held and error.errno not in _NO_LOCKS:
             raise io_error(error, path, 0, "lock") from error
         if is_held or (owner and not _is_dead(owner)):
-            raise _in_use(path, owner) from error
+            who = "pid {} on {} since {}".format(*(owner.get(fact, "?") for fact in ("pid", "host", "start")))
+            way_out = "wait for it, or stop it"
+            if owner.get("host") not in (None, socket.gethostname()):
+                way_out += "; if it is dead, 'oocdl repair --take-over' takes the run from it"
+            raise InUseError(f"run {path.parent} is in use by {who}; {way_out}") from error
 
 
 def _opened(path: Path) -> int:
@@ -111,14 +115,6 @@ def _evict(path: Path) -> None:
     os.close(handle)
     if owner and owner.get("host") != socket.gethostname():
         path.unlink(missing_ok=True)
-
-
-def _in_use(path: Path, owner: dict[str, object]) -> InUseError:
-    who = "pid {} on {} since {}".format(*(owner.get(fact, "?") for fact in ("pid", "host", "start")))
-    way_out = "wait for it, or stop it"
-    if owner.get("host") not in (None, socket.gethostname()):
-        way_out += "; if it is dead, 'oocdl repair --take-over' takes the run from it"
-    return InUseError(f"run {path.parent} is in use by {who}; {way_out}")
 
 
 def _owner(handle: int) -> dict[str, object]:
