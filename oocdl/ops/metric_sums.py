@@ -66,7 +66,7 @@ def _head_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str
     if not DISTANCES.isdisjoint(wanted):
         _check_places(build, head, next(name for name in wanted if name in DISTANCES))
     x = lift(build, head.logits)
-    sums = {
+    sums: dict[str, Any] = {
         name: _class_sum(x, head, name) if name in CLASS_SUMS else _error_sum(x, head, name, dtype)
         for name in wanted
         if name not in DISTANCES
@@ -74,8 +74,9 @@ def _head_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str
     for one in metrics:
         if isinstance(one, OwnMetric):
             sums |= _own_sums(x, one, head, dtype)
-        elif isinstance(one, TopK):
-            _check_ranks(one, sums["ranked"])
+        elif isinstance(one, TopK) and one.k >= (classes := sums["ranked"].shape[1]):
+            its = f"'topk' of k={one.k} is 1 for any predictions of {classes} classes"
+            raise InputError(f"{its}; pass oocdl.metrics.TopK of a smaller k, or leave it out")
     return HeadSums(
         {name: value.name for name, value in sums.items() if isinstance(value, Lifted)},
         {name: value for name, value in sums.items() if isinstance(value, float)},
@@ -90,13 +91,6 @@ def _check_places(build: Builder, head: Head, name: str) -> None:
     if len(logits) < 3 or not (several or (logits[1] == 1 and not isinstance(head.spec, CrossEntropy))):
         its = f"{type(head.spec).__name__} of outputs of shape {list(logits)}"
         raise InputError(f"'{name}' takes a loss with one class at each place in space, not {its}")
-
-
-def _check_ranks(metric: TopK, ranked: Any) -> None:
-    """Raise InputError if every label is among so many."""
-    if metric.k >= ranked.shape[1]:
-        its = f"'topk' of k={metric.k} is 1 for any predictions of {ranked.shape[1]} classes"
-        raise InputError(f"{its}; pass oocdl.metrics.TopK of a smaller k, or leave it out")
 
 
 def _class_sum(x: Lifted, head: Head, name: str) -> Lifted | float:
