@@ -102,7 +102,7 @@ class Context:
             base_bytes=base_bytes,
             reserved_bytes=stats.reserved_bytes,
             tier_bytes=stats.resident_bytes,
-            spilled_bytes=self.tier.spilled_bytes,
+            spilled_bytes=self.tier.spill.live_bytes,
             read_bytes=stats.read_bytes,
             written_bytes=stats.written_bytes,
             busy_seconds=busy,

@@ -293,28 +293,19 @@ def _band(seen: Array) -> Band | None:
     return low if (first > 0).any() else None, high if (last < keys - 1).any() else None
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Makes what broadcasts to [*lead, queries, keys] do so to [batch, groups, heads, queries, keys].
+def spread(value: Shape, lead: Shape, groups: Shape) -> tuple[Shape, Shape, Shape] | None:
+    """Return how what broadcasts to [*lead, queries, keys] is laid out by ``groups`` [batch, groups, heads].
 
-    It is reshaped to ``parts``, expanded to ``whole``, and reshaped to ``made``.
-    """
-
-    parts: Shape
-    whole: Shape
-    made: Shape
-
-
-def spread(value: Shape, lead: Shape, groups: Shape) -> Spread | None:
-    """Return how a value is laid out by ``groups`` [batch, groups, heads]; None if it cannot be.
+    It is reshaped to the first of the shapes, expanded to the second, and reshaped to the third. None if it
+    cannot be.
 
     >>> spread((4, 1, 7, 7), (2, 4, 3), (8, 3, 1))
-    Spread(parts=(1, 4, 1, 7, 7), whole=(2, 4, 1, 7, 7), made=(8, 1, 1, 7, 7))
+    ((1, 4, 1, 7, 7), (2, 4, 1, 7, 7), (8, 1, 1, 7, 7))
     """
     value = (*(1,) * (len(lead) + 2 - len(value)), *value)
     first, last = value[:-2], value[-2:]
     if prod(first) == 1:
-        return Spread(*[(1, 1, 1, *last)] * 3)
+        return ((1, 1, 1, *last),) * 3
     ends = sorted({*accumulate(lead, mul), *accumulate(groups, mul), 1})
     if any(after % before for before, after in pairwise(ends)):
         return None
@@ -330,7 +321,7 @@ def spread(value: Shape, lead: Shape, groups: Shape) -> Spread | None:
         parts += [after // before if has[before] else 1 for before, after in inner]
         whole += [after // before if used else 1 for before, after in inner]
         made.append(stop // start if used else 1)
-    return Spread((*parts, *last), (*whole, *last), (*made, *last))
+    return (*parts, *last), (*whole, *last), (*made, *last)
 
 
 def _spans(shape: Shape) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -355,6 +346,6 @@ def grouping(leads: Sequence[Shape], masks: Sequence[tuple[Shape, Shape]], repea
 
     def size(groups: Shape) -> float:
         made = [spread(shape, lead, groups) for shape, lead in masks]
-        return sum(inf if one is None else prod(one.made) for one in made)
+        return sum(inf if one is None else prod(one[-1]) for one in made)
 
     return min(found, key=size, default=None)

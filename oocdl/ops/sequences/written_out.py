@@ -190,10 +190,11 @@ def _spread(build: Builder, value: str, lead: Shape, groups: Shape) -> str | Non
     found = spread(build.shape(value), lead, groups)
     if found is None:
         return None
-    value = build("Reshape", value, shape=found.parts)
-    if found.whole != found.parts:
-        value = build("Expand", value, shape=found.whole)
-    return value if found.made == found.whole else build("Reshape", value, shape=found.made)
+    parts, whole, made = found
+    value = build("Reshape", value, shape=parts)
+    if whole != parts:
+        value = build("Expand", value, shape=whole)
+    return value if made == whole else build("Reshape", value, shape=made)
 
 
 def _masks(build: Builder, masks: Sequence[Mask], groups: Shape) -> list[str] | None:

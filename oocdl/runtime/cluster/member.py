@@ -127,7 +127,7 @@ class Member:
         """Return what this member does now."""
         moved, waiting = [self.work.done], 0
         if hasattr(self, "tier"):
-            stats, waiting = self.tier.stats, self.tier.waiting
+            stats, waiting = self.tier.stats, len(self.tier.ledger.line)
             moved += [stats.read_bytes, stats.written_bytes]
         first = next(iter(self.asked.values()), None)
         words = "has nothing to do"

@@ -126,11 +126,6 @@ class Chunk:
     def footprint_bytes(self) -> int:
         return self.slot.footprint_bytes
 
-    @property
-    def uses(self) -> Uses:
-        """Plan positions at which it will be read, sorted."""
-        return self.slot.uses
-
     def read(self, region: Region, out: Array) -> None:
         """Copy ``region`` (in the coordinates of the whole value) into ``out``, which may be strided.
 
@@ -172,7 +167,7 @@ class Chunk:
         self.slot.settle()
         array = self.slot.array
         stored = as_stored(self.copy(), self.order) if array is None else array
-        return _restore, (stored, self.region, self.uses, self.order)
+        return _restore, (stored, self.region, self.slot.uses, self.order)
 
     def __del__(self) -> None:
         # The collector may run this inside a tier's lock: drop() takes none.

@@ -115,10 +115,6 @@ class Tier(Mover, Home):
     # What can be asked without the lock of the tier; pages that are kept for the next arrays count as well.
 
     @property
-    def waiting(self) -> int:
-        return len(self.ledger.line)
-
-    @property
     def mapped_bytes(self) -> int:
         """Bytes that are mapped for chunks and for arrays of ``Reservation.empty``."""
         return self.pool.mapped_bytes
@@ -127,10 +123,6 @@ class Tier(Mover, Home):
     def scratch_bytes(self) -> int:
         """Bytes that are reserved for scratch of programs, beside arrays."""
         return self.ledger.scratch_bytes
-
-    @property
-    def spilled_bytes(self) -> int:
-        return self.spill.live_bytes
 
     @property
     def touched_bytes(self) -> int:

@@ -89,7 +89,7 @@ def test_put_and_array_are_zero_copy_and_read_only(tier: Tier) -> None:
         assert np.shares_memory(chunk.array(), array)
         assert not chunk.array().flags.writeable
     assert (chunk.shape, chunk.dtype, chunk.nbytes) == ((100,), np.dtype("f8"), 800)
-    assert (chunk.region, chunk.uses) == (((5, 105),), (1, 2))
+    assert (chunk.region, chunk.slot.uses) == (((5, 105),), (1, 2))
 
 
 def test_small_chunks_count_as_what_the_tier_has_not_as_the_process_itself(tier: Tier) -> None:
@@ -306,7 +306,7 @@ def test_a_pickled_chunk_keeps_its_order(last: Chunk, tmp_path: Path, spilled: b
     with Tier(1 << 20, SpillStore(tmp_path / "other")) as other:
         chunks.use(other)
         copy = pickle.loads(data, buffers=buffers)
-        assert copy.home is other and copy.uses == (1, 4)
+        assert copy.home is other and copy.slot.uses == (1, 4)
         check_volume(copy)
         spill(copy)
         check_volume(copy)
