@@ -198,12 +198,8 @@ def part_of(array: Array, inner: Region, outer: Region) -> Array:
 
 def filesystem(path: Path) -> str:
     """Return the type of the file system that ``path`` is on, such as ``ext4``; empty if unknown."""
-    try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:  # not Linux: nothing to tell, and nothing to refuse
-        return ""
     place, found = path.resolve(), [(0, 0, "")]
-    for number, line in enumerate(lines):
+    for number, line in enumerate(Path("/proc/self/mounts").read_text().splitlines()):
         _, mount, kind = line.split(" ")[:3]
         mount = mount.encode().decode("unicode_escape")  # a space is written \040
         if place.is_relative_to(mount):

@@ -111,9 +111,6 @@ class Ledger(Generic[E]):
         """Free bytes that are not withheld."""
         return self.free_bytes - self.withheld_bytes
 
-    def stats(self) -> TierStats:
-        return TierStats(*(getattr(self, name) for name in TierStats._fields))
-
     def _count(self, resident: int = 0, reserved: int = 0) -> None:
         """Add to the counts, and check the invariant."""
         self.resident_bytes += resident

@@ -138,7 +138,7 @@ class Tier(Mover, Home):
     @property
     def stats(self) -> TierStats:
         with self.lock:
-            return self.ledger.stats()
+            return TierStats(*(getattr(self.ledger, name) for name in TierStats._fields))
 
     # --- what executors call -------------------------------------------------------------
 
