@@ -46,29 +46,26 @@ class _Copy:
     large: set[Part] = field(default_factory=set)
     """Parts of the size of the domain that the copies read."""
 
-    def make(self, slot: int, box: Crop | None) -> bool:
-        """Copy the members that make ``box`` of a slot; returns whether that is possible."""
-        if (slot, box) in self.slots:
-            return True
-        item = self.makers.get(slot)
-        if item is None:
-            return False
-        operands = [self._operand(operand, item, box) for operand in item.operands]
-        if None in operands:
-            return False
+    def make(self, slot: int, box: Crop | None) -> int | None:
+        """Copy the members that make ``box`` of a slot; returns the slot of its copy, if there can be one."""
+        known, item = self.slots.get((slot, box)), self.makers.get(slot)
+        if known is not None or item is None:
+            return known
+        seen = tuple(filter(None, [self._operand(operand, item, box) for operand in item.operands]))
+        if len(seen) < len(item.operands):
+            return None
         made = self.slots[slot, box] = self.fresh()
-        seen = tuple(operand for operand in operands if operand is not None)
         shapes = item.shapes[0] if box is None else region_shape(box), self.target.domain
         copy = replace(item, operands=seen, outputs=(made,), shapes=shapes[:1], kernel_shapes=shapes[1:])
         self.members.append(copy)
-        return True
+        return made
 
     def _operand(self, operand: Operand, item: Instruction, box: Crop | None) -> Operand | None:
         """Return the operand of a copy; None where the other chain cannot read it."""
         domain = self.target.domain
         if operand.slot in self.makers:
-            found = self.make(operand.slot, box)
-            return operand._replace(slot=self.slots[operand.slot, box], shape=domain) if found else None
+            made = self.make(operand.slot, box)
+            return None if made is None else operand._replace(slot=made, shape=domain)
         if operand.shape == self.source.domain:
             part = operand.crop or tuple((0, extent) for extent in self.shapes[operand.slot])
             if region_shape(part) != item.shapes[0]:
@@ -83,7 +80,7 @@ class _Copy:
 
 def _replaced(copy: _Copy, wanted: Collection[Part]) -> Chain | None:
     """Return the target with copies that make ``wanted``; None where no loop can, or reads more."""
-    if not all(copy.make(slot, box) for slot, box in wanted):
+    if any(copy.make(slot, box) is None for slot, box in wanted):
         return None
     read = {(o.slot, o.crop) for item in copy.target.members for o in item.operands}
     if len(copy.large - read) > len(wanted):
