@@ -282,10 +282,9 @@ def _fill(handle: int, start: int, target: Bytes) -> None:
                 raise OSError(errno.EIO, "the file is shorter than it was written")
             done += count
     step = BOUNCE_BYTES - 2 * PAGE_BYTES
-    while done < target.size:
-        part = target[done : done + step]
-        part[:] = _bounced(handle, start + done, part.size)
-        done += part.size
+    for at in range(done, target.size, step):
+        part = target[at : at + step]
+        part[:] = _bounced(handle, start + at, part.size)
 
 
 def _through_bounce(file: _File, start: int, size: int) -> Bytes:

@@ -323,15 +323,13 @@ class Ledger(Generic[E]):
             return False
         kept: list[E] = []
         for victim in self._victims():
-            if self.lendable_bytes >= entry.footprint_bytes or self._next_use(victim) <= soon:
-                kept.append(victim)
-                break
-            if not victim.spilled:
-                kept.append(victim)
-                if len(kept) > MOST_SKIPPED_CHUNKS:
-                    break
-            else:
+            is_last = self.lendable_bytes >= entry.footprint_bytes or self._next_use(victim) <= soon
+            if victim.spilled and not is_last:
                 self._evict(victim)
+                continue
+            kept.append(victim)
+            if is_last or len(kept) > MOST_SKIPPED_CHUNKS:
+                break
         for victim in kept:
             self._offer(victim)
         if self.lendable_bytes < entry.footprint_bytes:
