@@ -25,17 +25,13 @@ V3 = frozenset({"blosc", "zstd", "gzip", "crc32c"})  # of bytes, as ``numcodecs`
 SLACK_BYTES = 64 << 10
 
 
-class DecodedSizeError(ValueError):
-    """A chunk decodes to another size than its array declares."""
-
-
 def most_bytes(chunk_bytes: int) -> int:
     """Maximum stored bytes of a chunk: compressors make what they cannot compress a little larger."""
     return chunk_bytes + chunk_bytes // 8 + SLACK_BYTES
 
 
 def inflate(name: str, data: Any, most: int) -> bytes:
-    """Decode zlib or gzip data, of one member or several; DecodedSizeError if there is more than ``most``."""
+    """Decode zlib or gzip data, of one member or several; ValueError if there is more than ``most``."""
     found, left = [], most
     view = memoryview(data).cast("B")
     while len(view):
@@ -43,7 +39,7 @@ def inflate(name: str, data: Any, most: int) -> bytes:
         found.append(decoder.decompress(view, left + 1))
         left -= len(found[-1])
         if left < 0:
-            raise DecodedSizeError(f"{name} would decode to more than the {most:,} bytes of a chunk")
+            raise ValueError(f"{name} would decode to more than the {most:,} bytes of a chunk")
         if not decoder.eof:
             raise ValueError(f"{name} data ends too early")
         view = memoryview(decoder.unused_data.lstrip(b"\0"))  # gzip files may be padded
@@ -69,7 +65,7 @@ class Codec(NamedTuple):
             self.codec.decode(data, target[:-1])
         except (ValueError, RuntimeError):
             return self.codec.decode(data, target)
-        raise DecodedSizeError(f"{self.name} data decode to fewer than the {self.nbytes:,} bytes of a chunk")
+        raise ValueError(f"{self.name} data decode to fewer than the {self.nbytes:,} bytes of a chunk")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from oocdl.storage.dataset.data_array import (
     one_line,
     open_each,
 )
-from oocdl.storage.dataset.decoding import DecodedSizeError, inflate
+from oocdl.storage.dataset.decoding import inflate
 from oocdl.storage.zarr_json import grid, touched
 
 DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000  # filters by their registered numbers
@@ -260,7 +260,7 @@ def check_chunk(filters: Sequence[int], skipped: int, data: bytes, chunk_bytes: 
 
 
 def lzf_bytes(data: bytes, most: int) -> int:
-    """Return how many bytes LZF data decode to. Raises DecodedSizeError for more than ``most``.
+    """Return how many bytes LZF data decode to. Raises ValueError for more than ``most``.
 
     A byte below 32 begins a run of literals, another one a reference to what came before, whose length has
     three bits, or those and a byte.
@@ -281,7 +281,7 @@ def lzf_bytes(data: bytes, most: int) -> int:
             total += (data[at + 1] if at + 1 < len(data) else 0) + 9
             at += 3
         if total > most:
-            raise DecodedSizeError(f"lzf would decode to more than the {most:,} bytes of a chunk")
+            raise ValueError(f"lzf would decode to more than the {most:,} bytes of a chunk")
     if at != len(data):
         raise ValueError("lzf data ends too early")
     return total
