@@ -24,7 +24,7 @@ from oocdl.errors import InputError
 from oocdl.ops.param_groups import rates_of, step_scalars
 from oocdl.ops.schedules import Rate, lasts_a_run
 from oocdl.ops.update_rules import SHARE
-from oocdl.storage.dataset.sampling import held_out, order_of
+from oocdl.storage.dataset.sampling import held_out, permutation
 
 MAIN, RAGGED = "main", "ragged"
 """Ids of the passes that make an update: of a full batch, and of the smaller one that may end an epoch."""
@@ -219,9 +219,10 @@ class Course:
     def steps_from(self, number: int) -> Iterator[Step]:
         """The steps of the run from ``number`` on."""
         settings, size, trained = self.settings, self.passes, self.trained
+        count = len(trained)
         while number < self.total_steps:
             epoch, skipped = divmod(number, self.steps_per_epoch)
-            order = order_of(len(trained), settings.shuffle, settings.seed, epoch)
+            order = permutation(settings.seed, epoch, count) if settings.shuffle else range(count)
             found = by_size((trained[int(at)] for at in order), self.trained_labels, settings.batch_size)
             batches = islice(found, skipped * size, None)
             for first in range(skipped * size, self.passes_per_epoch, size):

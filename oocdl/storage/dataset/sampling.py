@@ -18,11 +18,6 @@ def permutation(seed: int, epoch: int, n: int) -> Indices:
     return np.argsort(raw, kind="stable").astype(np.int64)
 
 
-def order_of(n: int, shuffle: bool, seed: int, epoch: int) -> Indices:
-    """Return the order of ``n`` samples (int64) in an epoch."""
-    return permutation(seed, epoch, n) if shuffle else np.arange(n, dtype=np.int64)
-
-
 def held_out(n: int, share: float, seed: int) -> Indices:
     """Return the held-out ones of ``n`` samples (int64, ascending): a share of them, and at least one."""
     return np.sort(permutation(seed, -1, n)[: max(round(share * n), 1)])  # by an epoch that no run has
