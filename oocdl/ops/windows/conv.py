@@ -157,8 +157,8 @@ def _scratch_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Sh
     with the flipped weight instead, which has no such buffer.
     """
     x, y, w = _data_and_weights(node, inputs, outputs)
-    windows = slides(node, w[2:])
-    natural = size([slide.span(extent) for slide, extent in zip(windows, x[2:], strict=True)])
+    windows = zip(slides(node, w[2:]), x[2:], strict=True)
+    natural = size([(extent - 1) * slide.stride + slide.reach for slide, extent in windows])
     columns = 0 if set(node.attrs["strides"]) == {1} else y[1] * size(w[2:]) * size(x[2:])
     return _copies(node, inputs, outputs) + x[0] * y[1] * natural + size(w) + columns
 

@@ -32,10 +32,6 @@ class Slide:
         """Return the number of windows along an axis of ``extent``."""
         return (extent + self.pad + self.pad_after - self.reach) // self.stride + 1
 
-    def span(self, windows: int) -> int:
-        """Return the extent that so many windows cover."""
-        return (windows - 1) * self.stride + self.reach
-
     def fields(self) -> tuple[int, int, int, int]:
         """Return the arguments of an index expression, after its letter."""
         return self.kernel, self.stride, self.dilation, self.pad
