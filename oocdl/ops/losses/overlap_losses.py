@@ -75,19 +75,12 @@ class DiceCE:
 
 def _chances(x: Lifted, ignore: int | None, target: str) -> tuple[Lifted, Lifted, int, tuple[int, ...]]:
     """Add chances and truth of each class, 0 where the label is ignored; returns class axis and others."""
-    counts: Lifted | None = None
-    if has_one_class(x.shape):
-        axis, truth = 1, truth_of(x, target)
-        chance = sigmoid(x)
-        if ignore is not None:
-            counts = truth_of(x, _counts(x, x.to(target), ignore).name)
-    else:
-        labels, axis = labels_on_axis(x, target)
-        truth = equal(labels, classes_of(x, axis)).cast(x.dtype)
-        chance = apply("Softmax", x, axis=axis)
-        if ignore is not None:
-            counts = _counts(x, labels, ignore)
-    if counts is not None:
+    one = has_one_class(x.shape)
+    labels, axis = (x.to(target), 1) if one else labels_on_axis(x, target)
+    truth = truth_of(x, target) if one else equal(labels, classes_of(x, axis)).cast(x.dtype)
+    chance = sigmoid(x) if one else apply("Softmax", x, axis=axis)
+    if ignore is not None:
+        counts = _counts(x, labels, ignore)
         chance, truth = chance * counts, truth * counts
     return chance, truth, axis, tuple(place for place in range(len(x.shape)) if place != axis)
 
@@ -126,7 +119,7 @@ def add_dice_ce(x: Lifted, spec: DiceCE, target: str, further: Mapping[str, str]
         return dice + add_cross_entropy(x, spec.cross_entropy, target, further, least=LEAST)
     if spec.cross_entropy.class_weights is not None or spec.cross_entropy.label_smoothing:
         refuse_one_class(x)
-    counts = truth_of(x, _counts(x, x.to(target), ignore).name)
+    counts = _counts(x, x.to(target), ignore)
     counted = truth_of(x, target) * counts
     # The ignored label times a logit is not in the sum; Softplus and product as in BCE.
     surprise = softplus(x) * counts - x * counted
@@ -135,5 +128,6 @@ def add_dice_ce(x: Lifted, spec: DiceCE, target: str, further: Mapping[str, str]
 
 
 def _counts(x: Lifted, labels: Lifted, ignore: int) -> Lifted:
-    """Add 1 where a label counts, 0 where it is ignored, in the labels' shape and the logits' dtype."""
-    return apply("Not", equal(labels, ignore)).cast(x.dtype)
+    """Add 1 where a label counts, 0 where it is ignored, to multiply what has the logits' shape and dtype."""
+    counts: Lifted = apply("Not", equal(labels, ignore)).cast(x.dtype)
+    return truth_of(x, counts.name) if has_one_class(x.shape) else counts
