@@ -100,13 +100,11 @@ def _class_sum(x: Lifted, head: Head, name: str) -> Lifted | float:
     shape, labels = x.shape, x.to(head.target)
     known = labels_of(head.spec, shape, labels.shape)
     is_exclusive = isinstance(head.spec, CrossEntropy) or (known is not None and shape[1] > 1)
-    if not is_exclusive:
-        axis, zero = 1, x.number(0.0)
-        predicted = x > zero
-        labelled = truth_of(x, head.target) > x.number(0.5)
-    else:
+    if is_exclusive:
         labels, axis = labels_on_axis(x, head.target)
         predicted, labelled = _is_predicted(x, axis), equal(labels, classes_of(x, axis))
+    else:
+        axis, predicted, labelled = 1, x > 0.0, truth_of(x, head.target) > 0.5
     if name == "exclusive":
         return float(is_exclusive)
     if name in EXCLUSIVE_SUMS and not is_exclusive:
