@@ -201,7 +201,8 @@ def _mappings() -> Iterator[_Mapping]:
 def _ranges(mappings: Iterable[_Mapping], stacks: list[int]) -> Iterator[tuple[int, int]]:
     """Yield the addresses, in whole pages, of what can be parked."""
     _library.pthread_self.restype = ctypes.c_ulong
-    control, library_end = _library.pthread_self(), 0
+    control, library_end = _library.pthread_self() // _PAGE_BYTES * _PAGE_BYTES, 0
+    low, high = control - NEAR_BYTES, control + NEAR_BYTES  # what is between them stays
     for one in mappings:
         if one.name.startswith(RINGS) and not one.name.startswith(SHARED):
             raise _NotQuiet(f"{one.name} is mapped")
@@ -219,18 +220,9 @@ def _ranges(mappings: Iterable[_Mapping], stacks: list[int]) -> Iterator[tuple[i
         ):
             pieces = range(one.begin, one.end, PIECE_BYTES)
             for begin, end in chain.from_iterable(_runs(at, min(at + PIECE_BYTES, one.end)) for at in pieces):
-                if not begin - NEAR_BYTES <= control < end + NEAR_BYTES:
-                    yield begin, end
-                else:
-                    yield from _around(begin, end, control)
-
-
-def _around(begin: int, end: int, control: int) -> Iterator[tuple[int, int]]:
-    """Yield what is left of a run without the bytes around an address."""
-    low, high = control - control % _PAGE_BYTES - NEAR_BYTES, control - control % _PAGE_BYTES + NEAR_BYTES
-    for first, last in ((begin, min(end, low)), (max(begin, high), end)):
-        if last - first >= LEAST_RUN_BYTES:
-            yield first, last
+                for first, last in ((begin, min(end, low)), (max(begin, high), end)):
+                    if last - first >= LEAST_RUN_BYTES:
+                        yield first, last
 
 
 def _runs(begin: int, end: int) -> Iterator[tuple[int, int]]:
@@ -240,5 +232,4 @@ def _runs(begin: int, end: int) -> Iterator[tuple[int, int]]:
     facts = np.frombuffer(told, np.uint64) >> np.uint64(61)  # bit 61: of a file, 63: in memory
     own = np.concatenate([[False], (facts & np.uint64(5)) == 4, [False]])
     for first, last in np.flatnonzero(np.diff(own)).reshape(-1, 2).tolist():
-        if (last - first) * _PAGE_BYTES >= LEAST_RUN_BYTES:
-            yield begin + first * _PAGE_BYTES, begin + last * _PAGE_BYTES
+        yield begin + first * _PAGE_BYTES, begin + last * _PAGE_BYTES
