@@ -146,17 +146,12 @@ def _mean_square(square: Lifted, grad: Lifted, beta: float) -> Lifted:
     return _put(square, "Add", _scaled(square, beta), fresh)
 
 
-def _with_momentum(buffer: Lifted, step: Lifted, momentum: float) -> Lifted:
-    """Put the next momentum: the share ``momentum`` of the one before, and a step."""
-    return _put(buffer, "Add", _scaled(buffer, momentum), step)
-
-
 def _sgd(w: Lifted, grad: Lifted, rule: optim.SGD, group: Group) -> None:
     grad = _with_decay(grad, w, rule.weight_decay)
     if rule.momentum:
         buffer = _state(w, "momentum")
         part = grad * _scalar(w, group.scalar("sgd/undamped")) if rule.dampening else grad
-        buffer = _with_momentum(buffer, part, rule.momentum)
+        buffer = _put(buffer, "Add", _scaled(buffer, rule.momentum), part)
         grad = grad + _scaled(buffer, rule.momentum) if rule.nesterov else buffer
     _put(w, "Sub", w, grad * _scalar(w, group.scalar("lr")))
 
@@ -197,7 +192,8 @@ def _rmsprop(w: Lifted, grad: Lifted, rule: optim.RMSprop, group: Group) -> None
         mean_square = mean_square - mean * mean
     step = grad / (sqrt(mean_square) + rule.eps)
     if rule.momentum:
-        step = _with_momentum(_state(w, "momentum"), step, rule.momentum)
+        buffer = _state(w, "momentum")
+        step = _put(buffer, "Add", _scaled(buffer, rule.momentum), step)
     _put(w, "Sub", w, step * _scalar(w, group.scalar("lr")))
 
 
