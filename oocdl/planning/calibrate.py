@@ -302,7 +302,10 @@ class _Bench:
 
 
 def disk_rates(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
-    """Bytes a second written to the disk and read from it, by files of 8 MiB, as the spill does it."""
+    """Bytes a second written to the disk and read from it, by files of 8 MiB, as the spill does it.
+
+    The spill also takes checksums of what it reads, which is not measured.
+    """
     size = min(DISK_FILE_BYTES, max(nbytes // 2, 1))
     data = Pool(size).empty((size,), np.uint8)
     data[...] = np.random.default_rng(0).integers(0, 256, size, np.uint8)
