@@ -184,8 +184,8 @@ def _join_size(cutter: LayerCutter, layering: Layering) -> JoinSize | None:
     if cutter.count > 1 or layering.middle_unit(cutter)[0] > MIN_PARALLEL_SECONDS:
         return None
     values = layering.factored.graph.values
-    kept = [values[name] for name in cutter.layer.reads if values[name].role in (Role.WEIGHT, Role.STATE)]
-    return JoinSize(*layering.largest_unit(cutter), sum(value.nbytes for value in kept))
+    weights = [values[name] for name in cutter.layer.reads if values[name].role == Role.WEIGHT]
+    return JoinSize(*layering.largest_unit(cutter), sum(weight.nbytes for weight in weights))
 
 
 def estimate_pass(layering: Layering, limits: Limits) -> PassSize:

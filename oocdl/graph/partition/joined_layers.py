@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from oocdl.graph.partition.storage_cut import Layer, phase_of
 from oocdl.graph.partition.wiring import Wiring
 
-JOINED_WEIGHT_BYTES = 8 << 20
-"""Maximum bytes of weights and state of joined layers: units with large ones are done at the same time."""
+JOINED_WEIGHT_BYTES = 4 << 20
+"""Maximum bytes of weights of layers that are joined: units with large weights are done at the same time."""
 
 
 @dataclass(frozen=True)
@@ -47,33 +47,29 @@ def choose_runs(
 
     ``sizes`` has None for a layer that is to stay by itself. A layer joins a run whose last layer makes the
     last of what it reads, if that run or earlier ones make all of it: so a run depends on earlier ones only.
-    Branches stay apart, for they may be done at the same time. What no layer reads, such as a new weight,
-    joins what none reads before it. Reports tell forward from backward layers, so no run has both.
+    Branches stay apart, and updates, for which nothing waits: they may be done at the same time. Reports tell
+    forward from backward layers, so no run has both.
     """
     read = {name for layer in layers for name in layer.reads}
-    kinds = [(phase_of(layer.name), read.isdisjoint(layer.makes)) for layer in layers]
     maker: dict[str, int] = {}
     numbers: list[int] = []
-    lasts: list[int] = []
+    ends: list[int] = []
     totals: list[JoinSize | None] = []
     for place, (layer, size) in enumerate(zip(layers, sizes, strict=True)):
-        _, is_end = kinds[place]
+        size = None if read.isdisjoint(layer.makes) else size
         makers = {maker[name] for name in layer.reads if name in maker}
-        before = place - 1 if is_end else max(makers, default=-1)
-        run = numbers[before] if before >= 0 else -1
-        total = (
-            totals[run] if before >= 0 and kinds[before] == kinds[place] and lasts[run] == before else None
-        )
-        is_ordered = all(numbers[one] <= run for one in makers)
-        if size is not None and total is not None and is_ordered and (total + size).fits(unit_bytes):
-            lasts[run], totals[run] = place, total + size
+        run, last = max((numbers[one] for one in makers), default=-1), max(makers, default=place)
+        is_next = bool(makers) and last == ends[run] and phase_of(layers[last].name) == phase_of(layer.name)
+        total = totals[run] if is_next else None
+        if size is not None and total is not None and (total + size).fits(unit_bytes):
+            ends[run], totals[run] = place, total + size
         else:
-            run = len(lasts)
-            lasts.append(place)
+            run = len(ends)
+            ends.append(place)
             totals.append(size)
         numbers.append(run)
         maker |= dict.fromkeys(layer.makes, place)
-    return tuple(numbers) if len(lasts) < len(layers) else ()
+    return tuple(numbers) if len(ends) < len(layers) else ()
 
 
 def join_layers(wiring: Wiring, layers: Sequence[Layer], runs: Sequence[int]) -> tuple[Layer, ...]:
