@@ -19,6 +19,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torch.distributions import Distribution
 
 from oocdl.errors import UnsupportedError
 from oocdl.pytorch.other_words import TORCHSCRIPT_OPSET
@@ -103,7 +104,7 @@ def exporting() -> Iterator[None]:
     """Keep exporters, which talk a lot, from the terminal, and transformers from kernels of their own."""
     # Unless told, a transformer layer of PyTorch looks whether its mask is causal, to pick a faster kernel of
     # the same result; a tensor without contents cannot say. In evaluation mode it has another, which no
-    # exporter knows.
+    # exporter knows. Distributions look at the numbers of their parameters, but only to raise an error.
     level, fast = logging.root.manager.disable, torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     logging.disable(logging.CRITICAL)
@@ -119,6 +120,7 @@ def exporting() -> Iterator[None]:
             ),
             # No exporter sees into what ``torch.compile`` has wrapped.
             patch.object(OptimizedModule, "__call__", lambda one, /, *args, **kw: one._orig_mod(*args, **kw)),
+            patch.object(Distribution, "_validate_args", False),
             torch.compiler.set_stance("force_eager"),
         ):
             warnings.simplefilter("ignore")

@@ -281,6 +281,7 @@ CASES: Mapping[str, Case] = {
     "a count that is read": does(
         lambda self, x, y: self.norm(y) if self.norm.num_batches_tracked < 2 else y, "read as one of Python's"
     ),
+    "a distribution": does(lambda self, x, y: torch.distributions.Normal(y, x.abs() + 0.1).log_prob(x)),
     "numbers around others": does(lambda self, x, y: torch.normal(y, 0.1 * x.abs()), "of aten.normal"),
     "AvgPool(divisor_override)": image(lambda: nn.AvgPool2d(2, divisor_override=3)),
     "AvgPool(count_include_pad)": image(
