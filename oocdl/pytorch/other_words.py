@@ -107,6 +107,45 @@ def _reduced(
     return each.mean() if reduction == "mean" else each.sum() if reduction == "sum" else each
 
 
+_LANCZOS = (
+    676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
+    12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7,
+)  # fmt: skip
+"""Numerators of Lanczos's series of the Gamma function."""
+
+
+def _lgamma(input: Tensor) -> Tensor:
+    """Compute the logarithm of the Gamma function, by a series from a half on, below by its mirror image."""
+    x, low, is_low = _mirrored(input)
+    series = 1 + torch.stack([factor / (x + n) for n, factor in enumerate(_LANCZOS)]).sum(0)
+    above = 0.5 * math.log(2 * math.pi) + (x - 0.5) * torch.log(x + 6.5) - (x + 6.5) + torch.log(series)
+    return torch.where(is_low, math.log(math.pi) - torch.sin(low).abs().log() - above, above)
+
+
+def _digamma(input: Tensor) -> Tensor:
+    """Compute the slope of ``lgamma``."""
+    x, low, is_low = _mirrored(input)
+    terms = torch.stack([factor / (x + n) for n, factor in enumerate(_LANCZOS)])
+    slope = torch.stack([term / (x + n) for n, term in enumerate(terms)]).sum(0) / (1 + terms.sum(0))
+    above = torch.log(x + 6.5) + (x - 0.5) / (x + 6.5) - 1 - slope
+    return torch.where(is_low, above - math.pi / torch.tan(low), above)
+
+
+def _mirrored(input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return numbers from a half on, those below as a part of a circle, and which these are."""
+    is_low = input < 0.5
+    low = torch.where(is_low, input, torch.full_like(input, 0.25))
+    return torch.where(is_low, 1 - input, input), math.pi * (low - low.round()), is_low
+
+
+def _xlogy(input: Any, other: Any) -> Tensor:
+    """Compute x log y, which is 0 of two zeros."""
+    if not isinstance(other, Tensor):
+        other = input.new_full((), other)
+    made: Tensor = input * torch.log(torch.where((input == 0) & (other <= 0), torch.ones_like(other), other))
+    return made
+
+
 def _floor_divide(input: Any, other: Any) -> Tensor:
     """Divide and round down, which is not what exporters write for negative whole numbers."""
     return torch.div(input, other, rounding_mode="floor")
@@ -225,6 +264,9 @@ _OF_BOTH: Mapping[str, Callable[..., Any]] = {
     "cumprod": _cumprod,
     "floor_divide": _floor_divide,
     "roll": _roll,
+    "lgamma": _lgamma,
+    "digamma": _digamma,
+    "xlogy": _xlogy,
 }
 """Functions that are methods of tensors, too."""
 _WORDS: Mapping[Any, Callable[..., Any]] = {
@@ -239,8 +281,15 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     nn.functional.pairwise_distance: lambda x1, x2, p=2.0, eps=1e-6, keepdim=False: torch.linalg.vector_norm(
         x1 - x2 + eps, p, -1, keepdim
     ),
+    torch.cdist: lambda x1, x2, p=2.0, compute_mode=None: torch.linalg.vector_norm(
+        x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1
+    ),
     nn.functional.interpolate: _interpolate,
     **{pool: _adaptive_average(rank, pool) for rank, pool in enumerate(_AVERAGES, 1)},
+    torch.special.gammaln: _lgamma,
+    torch.special.digamma: _digamma,
+    torch.special.psi: _digamma,
+    torch.special.xlogy: _xlogy,
     Tensor.__floordiv__: _floor_divide,
     Tensor.__rfloordiv__: lambda input, other: _floor_divide(other, input),
     Tensor.__rshift__: lambda input, other: _floor_divide(input, 2**other),

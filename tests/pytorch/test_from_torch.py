@@ -828,6 +828,9 @@ LOST: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
         110.0,
     ),
     "log1p of a small number": (lambda x: torch.log1p(1e-6 * x), 2.0),
+    "lgamma of large numbers": (torch.lgamma, 1e9),
+    "lgamma of negative numbers": (torch.lgamma, -0.75),
+    "digamma of negative numbers": (torch.digamma, -0.75),
     "expm1 of a small number": (lambda x: (1e-6 * x).expm1(), 2.0),
 }
 

@@ -282,6 +282,17 @@ CASES: Mapping[str, Case] = {
         lambda self, x, y: self.norm(y) if self.norm.num_batches_tracked < 2 else y, "read as one of Python's"
     ),
     "a distribution": does(lambda self, x, y: torch.distributions.Normal(y, x.abs() + 0.1).log_prob(x)),
+    "a distribution of counts": does(
+        lambda self, x, y: torch.distributions.NegativeBinomial(x.abs() + 0.1, logits=y).log_prob(
+            (3 * x).round().abs()
+        )
+    ),
+    "the Gamma function": does(
+        lambda self, x, y: (
+            torch.lgamma(0.3 + y.abs()) * torch.digamma(0.3 + y.abs()) + torch.xlogy(x.relu(), 0.3 + y.abs())
+        )
+    ),
+    "distances": does(lambda self, x, y: torch.cdist(y, x[:3]) + torch.cdist(y, y[:1], p=1)),
     "numbers around others": does(lambda self, x, y: torch.normal(y, 0.1 * x.abs()), "of aten.normal"),
     "AvgPool(divisor_override)": image(lambda: nn.AvgPool2d(2, divisor_override=3)),
     "AvgPool(count_include_pad)": image(
