@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.graph.onnx.input_sizes import OpenAxes
@@ -23,7 +24,7 @@ from oocdl.pytorch.annotate import Dims, annotate, keys_of
 from oocdl.pytorch.child import first_line, in_child
 from oocdl.pytorch.comparison.compare import differences
 from oocdl.pytorch.exporters import EXPORTERS, Call, exporting
-from oocdl.pytorch.module_calls import Signature, dtype_of, inputs_of
+from oocdl.pytorch.module_calls import Signature, dtype_of, inputs_of, tensors_in
 from oocdl.pytorch.module_tensors import refuse_kinds, twin_of
 from oocdl.pytorch.other_words import rewritten
 from oocdl.pytorch.study.freedom import BATCH
@@ -122,6 +123,7 @@ def _written(
     twin = twin_of(module)
     keys = keys_of(twin)
     draft = ready.with_name("draft.onnx")
+    twin.register_forward_hook(_tensors_alone)
     with exporting(), rewritten():
         EXPORTERS[exporter](twin, _call_of(signature, made, twin, exporter), draft)
     about, dims = _about(module, made, exporter, verify), _dims(made)
@@ -138,6 +140,12 @@ def _written(
     note = f"in evaluation mode the module computes something else than the run predicts: {otherwise}"
     about = replace(about, notes=(*about.notes, note), predicts=otherwise)
     return annotate(draft, ready, module, keys, made.found, about, dims)
+
+
+def _tensors_alone(module: nn.Module, inputs: Any, returned: Any) -> tuple[torch.Tensor, ...] | None:
+    """Leave out of what a module returns what no file holds, such as a cache of keys; None if nothing is."""
+    is_plain = all(leaf is None or isinstance(leaf, torch.Tensor) for leaf in tree_leaves(returned))
+    return None if is_plain else tuple(tensors_in(returned))
 
 
 def _call_of(signature: Signature, made: Study, twin: nn.Module, exporter: str) -> Call:

@@ -260,6 +260,7 @@ CASES: Mapping[str, Case] = {
         )
     ),
     "outputs in a tree": does(lambda self, x, y: {"a": y * 2, "b": (y + 1, None)}),
+    "more than tensors": does(lambda self, x, y: (y * 2, random.Random(0), "text", 3)),
     # The gradient of a vector shorter than its eps goes on through the length.
     "likeness": does(lambda self, x, y: y * F.cosine_similarity(x * 1e-9, y, 1)[:, None]),
     "roots and digits": does(
