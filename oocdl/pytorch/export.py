@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,9 +23,10 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
 from oocdl.pytorch.annotate import Dims, annotate, keys_of
 from oocdl.pytorch.child import first_line, in_child
+from oocdl.pytorch.comparison.blame import Recorder
 from oocdl.pytorch.comparison.compare import differences
 from oocdl.pytorch.exporters import EXPORTERS, Call, exporting
-from oocdl.pytorch.module_calls import Signature, dtype_of, inputs_of, tensors_in
+from oocdl.pytorch.module_calls import Places, Signature, dtype_of, inputs_of, tensors_in
 from oocdl.pytorch.module_tensors import refuse_kinds, twin_of
 from oocdl.pytorch.other_words import rewritten
 from oocdl.pytorch.study.freedom import BATCH
@@ -109,7 +111,40 @@ def _first_that_works(
                     for file in sorted(Path(folder).glob(f"{target.name}*"), reverse=True):
                         file.replace(target.with_name(file.name))  # the model comes after its data
                     return metadata
-    raise UnsupportedError(f"{title} cannot be written as ONNX. {_joined(reasons)}")
+    unknown = {exporter: found for exporter, why in reasons.items() if (found := _unknown(why))}
+    look = partial(_places, module, signature, made, unknown)
+    places = in_child(f"a call of {title}", look) if unknown else {}
+    reasons |= {name: f"it does not know {unknown[name]} {place}" for name, place in places.items()}
+    way_out = "; write it there in other functions" if places else ""
+    raise UnsupportedError(f"{title} cannot be written as ONNX. {_joined(reasons)}{way_out}")
+
+
+def _unknown(reason: str) -> str:
+    """Return the function that an exporter says it does not know; '' where it says something else."""
+    says = r"Exporting the operator 'aten::(\w+)'|No ONNX function found for <OpOverload\(op='\w+\.(\w+)'"
+    found = re.search(says, reason)
+    return (found[1] or found[2]).strip("_") if found else ""
+
+
+def _places(
+    module: nn.Module, signature: Signature, made: Study, unknown: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Say for each exporter where the module calls first what that does not know, where that is found."""
+    recorder = Recorder(Places(module))
+    args, kwargs = signature.split(made.data.inputs(made.sizes.first, dtype_of(module), 0))
+    with exporting(), recorder:
+        module(*args, **kwargs)
+    places = {}
+    for exporter, name in unknown.items():
+        # Its name of a part of a function may be longer (cholesky_ex), or shorter (i0 of special_i0).
+        alike = [
+            called
+            for called in recorder.operations
+            if name.startswith(called.name.removesuffix("_")) or called.name.endswith(name)
+        ]
+        if alike:
+            places[exporter] = max(alike, key=lambda called: len(called.name)).place
+    return places
 
 
 def _joined(reasons: Mapping[str, str]) -> str:

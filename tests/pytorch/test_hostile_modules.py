@@ -294,6 +294,10 @@ CASES: Mapping[str, Case] = {
         )
     ),
     "distances": does(lambda self, x, y: torch.cdist(y, x[:3]) + torch.cdist(y, y[:1], p=1)),
+    "what exporters do not know": does(
+        lambda self, x, y: torch.cummax(y, 1).values,
+        r"it does not know cummax in 'Does' \(test_hostile_modules.py:\d+\); write it there",
+    ),
     "numbers around others": does(lambda self, x, y: torch.normal(y, 0.1 * x.abs()), "of aten.normal"),
     "AvgPool(divisor_override)": image(lambda: nn.AvgPool2d(2, divisor_override=3)),
     "AvgPool(count_include_pad)": image(
