@@ -32,7 +32,8 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
     Arrays are found as they are for a file: by ``inputs=``, by name, or as the only one left. A missing
     channel axis of one is added, and whole numbers are made floats, if the module cannot be called without.
     It is called on tensors without contents, with two batch sizes, since a batch of volumes may also pass for
-    one volume with channels. Raises DatasetError or InputError.
+    one volume with channels. Single numbers among its outputs have no batch. Raises DatasetError or
+    InputError.
     """
     refuse_kinds(module)
     names, chosen = _arguments(module, settings.inputs or {}), dict[str, DataArray]()
@@ -54,10 +55,10 @@ def _inputs_that_fit(module: nn.Module, chosen: Mapping[str, DataArray], batch: 
     with exporting():
         for forms in product(*(_forms(array, dtype) for array in chosen.values())):
             try:
+                made = [set(shapes_of_call(module, _tensors(names, forms, count))) - {()} for count in counts]
                 if all(
-                    shape[:1] == (count,)
-                    for count in counts
-                    for shape in shapes_of_call(module, _tensors(names, forms, count))
+                    found and {shape[0] for shape in found} == {count}
+                    for found, count in zip(made, counts, strict=True)
                 ):
                     return forms
                 reason = reason or "its outputs do not have the batch as their first axis"

@@ -291,6 +291,26 @@ def test_outputs_that_are_inputs_are_predicted(data: Path, tmp_path: Path) -> No
         assert np.array_equal(np.asarray(made[name]), np.asarray(zarr.open_group(data)[wanted]))
 
 
+class WithANumber(Net):
+    """With a number of the whole batch beside the output of its samples, as regularizers are returned."""
+
+    def forward(self, x: Tensor) -> Any:
+        result = super().forward(x)
+        return result, result.square().mean()
+
+
+def test_a_number_beside_the_outputs_has_no_batch(data: Path) -> None:
+    """Weights, gradients of which it has as well, are trained by the loss alone."""
+    torch.manual_seed(0)
+    module, twin = WithANumber(), Net()
+    twin.load_state_dict(module.state_dict())
+    with_number = oocdl.fit(
+        module, data, **{**OPTIONS, "targets": {"output_0": "y"}, "loss": {"output_0": "mse"}}
+    )
+    alone = oocdl.fit(twin, data, **OPTIONS)
+    np.testing.assert_allclose(with_number.weights["fc.weight"][...], alone.weights["fc.weight"][...], 1e-5)
+
+
 def test_weights_by_every_name(data: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
