@@ -260,3 +260,20 @@ def test_outputs_of_training_alone_are_no_difference(tmp_path: Path, factor: flo
     made = oocdl.from_torch(module, torch.zeros(2, 4), tmp_path / "heads.onnx")
     assert any("its output output_0 is off" in note for note in made.notes) == (factor != 1)
     assert not any("tensors" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(("is_nested", "masks"), [(True, True), (False, True), (True, False)])
+def test_an_encoder_that_sets_padding_to_zero_is_told(tmp_path: Path, is_nested: bool, masks: bool) -> None:
+    """It does so in evaluation mode, without gradients; in training it does not."""
+    layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=is_nested)
+
+    def what(self: Any, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = {"src_key_padding_mask": mask == 0} if masks else {}
+        made: Tensor = self.encoder(self.words(ids), **hidden)
+        return made
+
+    module = OfTokens(what, words=nn.Embedding(5, 8), encoder=encoder)
+    told = oocdl.from_torch(module, MASKED, tmp_path / "net.onnx").notes
+    zeros = [note for note in told if "'encoder' gives zeros at padding" in note]
+    assert bool(zeros) == (is_nested and masks), told
