@@ -22,6 +22,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributions import Distribution
 
 from oocdl.errors import UnsupportedError
+from oocdl.pytorch.checkpoints import called_once
 from oocdl.pytorch.other_words import TORCHSCRIPT_OPSET
 
 EXTERNAL_FROM_BYTES = 2**30
@@ -122,6 +123,7 @@ def exporting() -> Iterator[None]:
             patch.object(OptimizedModule, "__call__", lambda one, /, *args, **kw: one._orig_mod(*args, **kw)),
             patch.object(Distribution, "_validate_args", False),
             torch.compiler.set_stance("force_eager"),
+            called_once(),
         ):
             warnings.simplefilter("ignore")
             yield

@@ -174,17 +174,17 @@ def autocast(self: Does, x: Tensor, y: Tensor) -> Tensor:
         return torch.tanh(self.fc(y)).to(x.dtype)
 
 
-def recomputed(self: Does, x: Tensor, y: Tensor) -> Tensor:
-    made: Tensor = checkpoint(lambda z: torch.tanh(self.fc(z)), y, use_reentrant=False)
-    return made
-
-
 Case = tuple[Callable[[], nn.Module], tuple[int, ...], str, int]
 """A module, the shape of a sample, a pattern of its refusal ('' if it trains as PyTorch does), the batch."""
 
 
 def does(what: Callable[..., Any], refused: str = "", batch: int = 2) -> Case:
     return lambda: Does(what), (4,), refused, batch
+
+
+def recomputed(what: Callable[[Does, Tensor], Tensor], reentrant: bool, refused: str = "") -> Case:
+    """A function of the layer's result under a checkpoint."""
+    return does(lambda self, x, y: checkpoint(partial(what, self), y, use_reentrant=reentrant), refused)
 
 
 def image(layer: Callable[[], nn.Module], refused: str = "", channels: int = 4) -> Case:
@@ -250,7 +250,13 @@ CASES: Mapping[str, Case] = {
     "the largest": does(largest),
     "half precision": does(lambda self, x, y: y.half().to(y.dtype) * 2),
     "autocast": does(autocast),
-    "recomputed": does(recomputed),
+    "recomputed": recomputed(lambda self, y: torch.tanh(self.fc(y)), False),
+    "recomputed, reentrant": recomputed(lambda self, y: torch.tanh(self.fc(y)), True),
+    "recomputed, without a gradient": does(lambda self, x, y: y + checkpoint(self.fc, x, use_reentrant=True)),
+    "a recomputed norm": recomputed(
+        lambda self, y: self.norm(y), False, "twice in each step, in 'norm'.*leave out"
+    ),
+    "a recomputed norm, reentrant": recomputed(lambda self, y: self.norm(y), True, "twice in each step"),
     "integers": does(
         lambda self, x, y: (
             y * (x * 3).long().remainder(3)
@@ -318,6 +324,7 @@ CASES: Mapping[str, Case] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of a prediction, by checkpoint
 @pytest.mark.parametrize(("name", "exporter"), some_of(CASES, EXPORTERS))
 def test_equal_or_refused(name: str, exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "EXPORTERS", {exporter: EXPORTERS[exporter]})

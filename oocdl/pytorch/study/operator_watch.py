@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from oocdl.pytorch import checkpoints
 from oocdl.pytorch.module_calls import OneStep, Places, is_of_user, tensors_in
 from oocdl.pytorch.module_tensors import named_tensors, norm_buffers
 from oocdl.pytorch.other_words import cosine_similarity
@@ -29,6 +30,7 @@ _NORMS = ("native_batch_norm", "_native_batch_norm", "_batch_norm_with_update", 
 _ARRAYS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 _NUMBERS = ("_local_scalar_dense", "is_nonzero", "equal")
 READ = "a number that depends on data is read as one of Python's (item(), float(), if)"
+TWICE = "a norm that torch.utils.checkpoint updates twice in each step,"
 _MASKS = (torch.bool, torch.uint8)
 _SEEDS = tuple(
     f"torch.{place}{name}" for place in ("", "random.") for name in ("manual_seed", "seed", "set_rng_state")
@@ -311,6 +313,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             title = None if held is None else self.state.get(cell_of(held))
             if title is not None and self.found.norms.setdefault(title, training) != training:
                 self.refuse("a norm that runs in both modes,")
+            if title is not None and training and checkpoints.running:
+                self.refuse(TWICE)
 
     def _looks_up(self, name: str, bound: Mapping[str, Any], given: Sequence[Tensor]) -> None:
         if name == "embedding":

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.pytorch.module_calls import Signature, Tensors, without_contents
 from oocdl.pytorch.module_tensors import copied, named_tensors
-from oocdl.pytorch.study.operator_watch import READ, DrawnAt, Findings, Watch
+from oocdl.pytorch.study.operator_watch import READ, TWICE, DrawnAt, Findings, Watch
 from oocdl.pytorch.study.state import cell_of, changed, classes_of, counter, generators, is_tensor, snapshot
 
 _FAR = 1_000_003
@@ -81,6 +81,8 @@ def _refuse(module: nn.Module, what: Iterable[str]) -> None:
 
 def _way_out(module: nn.Module, listed: str) -> str:
     """Say which part to put in evaluation mode: spectral_norm, statistics and codebooks change buffers."""
+    if TWICE in listed:
+        return "; leave out checkpoint (set_grad_checkpointing(False)): a run keeps to its memory without it"
     for name, _ in module.named_buffers():
         owner = name.rpartition(".")[0]
         if f"'{name}' is changed by the" in listed and module.get_submodule(owner).training:
