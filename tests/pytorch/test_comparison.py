@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from collections.abc import Callable
@@ -277,3 +278,23 @@ def test_an_encoder_that_sets_padding_to_zero_is_told(tmp_path: Path, is_nested:
     told = oocdl.from_torch(module, MASKED, tmp_path / "net.onnx").notes
     zeros = [note for note in told if "'encoder' gives zeros at padding" in note]
     assert bool(zeros) == (is_nested and masks), told
+
+
+class Chooses(nn.Module):
+    """One part for training, its copy for predictions: averaged weights, or a norm for clean data."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.fc, self.part, self.copy = nn.Linear(3, 3), part, copy.deepcopy(part).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = (self.part if self.training else self.copy)(self.fc(x))
+        return made
+
+
+@pytest.mark.parametrize("part", [nn.Linear(3, 2), nn.BatchNorm1d(3)])
+def test_predictions_of_parts_that_start_equal_are_told_apart(part: nn.Module, tmp_path: Path) -> None:
+    made = oocdl.from_torch(Chooses(part), torch.zeros(4, 3), tmp_path / "net.onnx")
+    assert any(
+        note.startswith("in evaluation mode the module computes something else") for note in made.notes
+    )

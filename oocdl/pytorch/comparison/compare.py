@@ -80,6 +80,14 @@ class Twin:
                     noise = torch.randn(p.shape, generator=random, dtype=torch.float64)
                     p.add_((noise * usual).to(p.dtype))
 
+    def move_statistics(self, seed: int) -> None:
+        """Move the running statistics of all norms that training may update; they stay positive."""
+        random = torch.Generator().manual_seed(seed)
+        for part in self.module.modules():
+            for name, x in part.named_buffers(recurse=False):
+                if isinstance(part, nn.modules.batchnorm._NormBase) and part.training and "running" in name:
+                    x.add_(torch.rand(x.shape, generator=random, dtype=torch.float64).to(x.dtype))
+
     def call(
         self,
         inputs: Tensors,
@@ -228,6 +236,8 @@ def _predicts_otherwise(twin: Twin, model: OnnxModel, made: Study) -> str:
     """Say in what predictions of a file are others than the module's in evaluation mode; '' if in nothing."""
     free = any(name == BATCH for name in made.free.names.values())
     shapes = {name: (1, *shape[1:]) if free else shape for name, shape in made.sizes.second.items()}
+    twin.move(len(_ORDER))  # else other parts that start from the same numbers would do
+    twin.move_statistics(len(_ORDER))
     twin.module.eval()
     zeros = _zeros_at_padding(twin.module)
     try:
