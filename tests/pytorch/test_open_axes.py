@@ -235,9 +235,17 @@ def _kernel_of_each_sample(x: Tensor) -> Tensor:
     return F.conv2d(x.flatten(0, 1)[None], kernels, groups=groups).view(x.shape)
 
 
-def test_groups_of_a_convolution_that_are_samples_fix_the_batch(tmp_path: Path) -> None:
-    # As StyleGAN has them.
-    module, x = Sized(_kernel_of_each_sample).double(), torch.randn(2, 1, *OTHER, dtype=torch.float64)
+def _halves(x: Tensor) -> Tensor:
+    """Halves of a batch, each with a number of its own, as norms for two kinds of samples have."""
+    return torch.cat([half * by for half, by in zip(x.split(x.shape[0] // 2), (1, 3), strict=True)])
+
+
+@pytest.mark.parametrize("middle", [_kernel_of_each_sample, _halves])
+def test_what_is_made_of_a_number_of_samples_fixes_the_batch(
+    middle: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    # As StyleGAN has kernels.
+    module, x = Sized(middle).double(), torch.randn(2, 1, *OTHER, dtype=torch.float64)
     model = inspect_onnx(oocdl.from_torch(module, torch.zeros_like(x), tmp_path / "net.onnx"))
     assert model.inputs[0].dims[0] == 2
     assert error(predicted(model, x, module), module(x).detach()) <= EXACT_TO

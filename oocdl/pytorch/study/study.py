@@ -89,6 +89,10 @@ def study(
         why = f"no other size was found that the module takes: {works.why(free)}"
         free = _only_the_batch(free, example, why)
         sizes = works.sizes(example, free)
+    if sizes is None and not asked:  # as where a batch is divided into so many parts
+        why = f"no other size was found that the module takes: {works.why(free)}"
+        free = Freedom(names={}, fixed={**free.fixed, **dict.fromkeys(free.names, why)}, conditions=())
+        sizes = works.sizes(example, free)
     if sizes is None:
         refused = f"{type(module).__name__} cannot be called at two sizes of each axis that is open"
         raise UnsupportedError(f"{refused}: {works.why(free)}")
