@@ -3,9 +3,10 @@
     python perf/train_one.py '{"model": "unet.onnx", "dataset": "data.zarr", "mode": "incore", "steps": 4,
                                "twin": ["UNet3d", [1, 4, 16, 3]]}'
 
-``mode``: ``incore``; ``ckpt``, activation checkpointing of each block; ``disk``, ``saved_tensors_hooks`` to
-files beside the dataset. ``precision`` "bfloat16" is PyTorch's autocast. It starts from the weights of the
-file and takes the steps that oocdl takes, so the losses have to agree.
+``mode``: ``incore``; ``last``, the same with the channels of images and volumes last; ``ckpt``, activation
+checkpointing of each block; ``disk``, ``saved_tensors_hooks`` to files beside the dataset. ``precision``
+"bfloat16" is PyTorch's autocast. It starts from the weights of the file and takes the steps that oocdl takes,
+so the losses have to agree.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import torch
 from disk_hooks import DiskHooks
 from twins import batch, checkpoint_blocks, loss_of, twin
 
+ORDERS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Axes of a batch -> the order in memory that has its channels last."""
 LEAST_BYTES = 1 << 20
 """Of a tensor that is worth a file."""
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -46,6 +49,11 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     network, (inputs, labels) = twin(made, model), batch(dataset)
+    if mode == "last" and inputs.ndim in ORDERS:
+        network, inputs = (
+            network.to(memory_format=ORDERS[inputs.ndim]),
+            inputs.to(memory_format=ORDERS[inputs.ndim]),
+        )
     if mode == "ckpt":
         checkpoint_blocks(network)
     stay = [*network.parameters(), inputs]

@@ -47,9 +47,10 @@ class Variant:
 
 
 def in_core(precision: str = "float32") -> tuple[Variant, ...]:
-    """PyTorch with everything in memory, by each allocator: the fastest is the baseline."""
+    """PyTorch with everything in memory, by each allocator and order of axes: the fastest is the baseline."""
     return tuple(
-        Variant(f"PyTorch{SHORT[precision]}{name}", "incore", precision, baseline=True, env=env)
+        Variant(f"PyTorch{SHORT[precision]}{order}{name}", mode, precision, baseline=True, env=env)
+        for mode, order in (("incore", ""), ("last", " channels last"))
         for name, env in MALLOCS.items()
     )
 

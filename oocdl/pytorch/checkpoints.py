@@ -48,8 +48,9 @@ def called_once() -> Iterator[None]:
     """Have checkpoints of both kinds call their part, and nothing else."""
     # A second call has the random numbers of the first: only the statistics of norms are others after it.
     # The functions are PyTorch's own insides, since modules hold the one that is called by any name.
-    with (
-        patch.object(checkpoint.CheckpointFunction, "apply", _reentrant),
-        patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _around),
-    ):
+    generator = "_checkpoint_without_reentrant_generator"
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(patch.object(checkpoint.CheckpointFunction, "apply", _reentrant))
+        if hasattr(checkpoint, generator):  # without it such modules are refused
+            patches.enter_context(patch.object(checkpoint, generator, _around))
         yield

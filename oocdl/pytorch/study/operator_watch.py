@@ -373,17 +373,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while nodes:
             node = nodes.pop()
             if isinstance(node, torch.autograd.function.BackwardCFunction):
-                findings.refused.append(_own_function(type(node).__name__))
+                instead = "x + (y - x).detach() is y with the gradient of x"
+                findings.refused.append(f"an autograd.Function of its own ({type(node).__name__}; {instead})")
             variable = getattr(node, "variable", None)
             if id(variable) in self.parameters:
                 findings.reached.add(self.parameters[id(variable)])
             fresh = {after for after, _ in node.next_functions if after is not None} - seen
             seen |= fresh
             nodes += fresh
-
-
-def _own_function(name: str) -> str:
-    """Say that a function has a gradient of its own, and how else that can be had."""
-    is_checkpoint = name == "CheckpointFunctionBackward"
-    instead = "use_reentrant=False" if is_checkpoint else "x + (y - x).detach() is y with the gradient of x"
-    return f"an autograd.Function of its own ({name}; {instead})"
