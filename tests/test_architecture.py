@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70_604,
+    "lines of oocdl": 70_607,
     "lines of augmentation": 1481,
     "lines of callbacks": 660,
     "lines of cli": 1852,
@@ -175,13 +175,13 @@ LIMITS = {
     "lines of data": 1442,
     "lines of engines": 6458,
     "lines of fusion": 2367,
-    "lines of graph": 10_693,
+    "lines of graph": 10_695,
     "lines of host": 1091,
     "lines of ops": 6138,
     "lines of planning": 8423,
     "lines of presets": 618,
     "lines of pytorch": 3864,
-    "lines of report": 2635,
+    "lines of report": 2636,
     "lines of runtime": 5367,
     "lines of storage": 6207,
     "lines of training": 3683,

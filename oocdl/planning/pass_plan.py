@@ -20,7 +20,7 @@ from oocdl.graph.ir.index import region_size
 from oocdl.graph.ir.program_cost import ProgramScratch
 from oocdl.graph.onnx.model_file import size_text
 from oocdl.graph.partition.cut_classes import Classes
-from oocdl.graph.partition.joined_layers import JoinSize, choose_runs, join_layers
+from oocdl.graph.partition.joined_layers import JoinSize, choose_joined, join_layers
 from oocdl.graph.partition.layer_kinds import Cut, LayerKind
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import LayerCutter
@@ -85,7 +85,7 @@ class PassPlan:
     """Processes that it was cut for: each has partial sums of its own."""
     hosts: int | None = None
     """Workers of a cluster that get work, where more would be hardly faster; None: all that there are."""
-    runs: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
     """For each layer of these cuts the number of that which it is joined into; empty if none are joined."""
 
     def __repr__(self) -> str:
@@ -151,36 +151,36 @@ def plan_pass(layering: Layering, limits: Limits) -> PassPlan:
     """Choose layers and grids such that every unit fits; BudgetError if there are none."""
     cuts, fitted = _grids(layering, limits, every_unit=True)
     cutters = [cutter for cutter, _ in fitted]
-    runs = _runs(cutters, layering, limits)
-    layers = _plan_layers(_joined(cutters, runs, layering), layering)
-    if runs and max(planned.peak_bytes for planned in layers) > limits.unit_bytes:
-        # The program of a run may copy an array that programs of its layers read as they want it.
-        runs, layers = (), _plan_layers(cutters, layering)
-    plan = PassPlan(layering.factored, layering.classes, cuts, layers, runs=runs)
+    joined = _choose_joined(cutters, layering, limits)
+    layers = _plan_layers(_join(cutters, joined, layering), layering)
+    if joined and max(planned.peak_bytes for planned in layers) > limits.unit_bytes:
+        # The program of joined layers may copy an array that those of its members read as they want it.
+        joined, layers = (), _plan_layers(cutters, layering)
+    plan = PassPlan(layering.factored, layering.classes, cuts, layers, joined=joined)
     if not any(_shares_sums(plan, planned) for planned in layers):
         return plan
     return replace(plan, slots=limits.threads if limits.threads > FEW_SLOTS else 1, workers=limits.workers)
 
 
-def _runs(cutters: Sequence[LayerCutter], layering: Layering, limits: Limits) -> tuple[int, ...]:
-    """Return the number of the run that each layer is joined into; nothing if none are joined."""
+def _choose_joined(cutters: Sequence[LayerCutter], layering: Layering, limits: Limits) -> tuple[int, ...]:
+    """Return for each layer the number of the joined layer that it goes into; nothing if none are joined."""
     if limits.workers > 1:  # more units, to have work for each
         return ()
     sizes = [_join_size(cutter, layering) for cutter in cutters]
-    return choose_runs([cutter.layer for cutter in cutters], sizes, limits.unit_bytes)
+    return choose_joined([cutter.layer for cutter in cutters], sizes, limits.unit_bytes)
 
 
-def _joined(cutters: Sequence[LayerCutter], runs: Sequence[int], layering: Layering) -> Sequence[LayerCutter]:
-    """Join the layers of each run; those that are cut are alone in theirs, and keep their grids."""
-    if not runs:
+def _join(cutters: Sequence[LayerCutter], joined: Sequence[int], layering: Layering) -> Sequence[LayerCutter]:
+    """Join layers as ``joined`` says; those that are cut stay by themselves, and keep their grids."""
+    if not joined:
         return cutters
-    grids = {run: cutter.grid for run, cutter in zip(runs, cutters, strict=True)}
-    joined = join_layers(layering.wiring, [cutter.layer for cutter in cutters], runs)
-    return [layering.cutter(layer, grids[layer.index]) for layer in joined]
+    grids = {number: cutter.grid for number, cutter in zip(joined, cutters, strict=True)}
+    layers = join_layers(layering.wiring, [cutter.layer for cutter in cutters], joined)
+    return [layering.cutter(layer, grids[layer.index]) for layer in layers]
 
 
 def _join_size(cutter: LayerCutter, layering: Layering) -> JoinSize | None:
-    """What a layer takes if it is not cut, since it takes less than ``MIN_PARALLEL_SECONDS``; else None."""
+    """Return the bytes that a layer takes; None if it is cut, or takes ``MIN_PARALLEL_SECONDS`` or more."""
     if cutter.count > 1 or layering.middle_unit(cutter)[0] > MIN_PARALLEL_SECONDS:
         return None
     values = layering.factored.graph.values
@@ -292,24 +292,24 @@ def frozen_cuts(plan: PassPlan) -> dict[str, object]:
     """Return what ``replan_pass`` needs to make the same plan again: plain data for ``plan.json``.
 
     ``slots`` and ``workers`` only where they are not 1, ``hosts`` only where some workers get no work,
-    ``runs`` only where layers are joined.
+    ``joined`` only where layers are.
     """
     found: dict[str, object] = {
         "cuts": list(plan.cuts),
         "grids": [{str(cut): count for cut, count in p.grid.items()} for p in plan.layers],
     }
     found |= {k: v for k, v in (("slots", plan.slots), ("workers", plan.workers)) if v != 1}
-    found |= {"runs": list(plan.runs)} if plan.runs else {}
+    found |= {"joined": list(plan.joined)} if plan.joined else {}
     return found if plan.hosts is None else found | {"hosts": plan.hosts}
 
 
 def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
     """Make the plan again that ``frozen_cuts`` was taken from; InputError if it is not of this network."""
     cuts = [int(cut) for cut in frozen["cuts"]]
-    runs = tuple(map(int, frozen.get("runs", ())))
+    joined = tuple(map(int, frozen.get("joined", ())))
     layers = layering.layers(cuts)
-    if len(runs) == len(layers):
-        layers = join_layers(layering.wiring, layers, runs)
+    if len(joined) == len(layers):
+        layers = join_layers(layering.wiring, layers, joined)
     if len(layers) != len(frozen["grids"]):
         raise InputError("the stored plan belongs to another model or version; pass replan=True")
     grids = [{int(cut): int(count) for cut, count in grid.items()} for grid in frozen["grids"]]
@@ -322,7 +322,7 @@ def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
         int(frozen.get("slots", 1)),
         int(frozen.get("workers", 1)),
         int(frozen["hosts"]) if "hosts" in frozen else None,
-        runs,
+        joined,
     )
 
 

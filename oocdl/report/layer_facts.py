@@ -91,8 +91,9 @@ def layer_names(compiled: CompiledPass) -> dict[str, str]:
     names = {}
     for planned in compiled.plan.layers:
         layer = planned.layer
-        ends = dict.fromkeys((layer.members or (layer.name,))[:: max(len(layer.members) - 1, 1)])
-        name = " … ".join(_name(end, layer, known, weights, compiled.imported.modules) for end in ends)
+        first, *_, last = layer.members or (layer.name, layer.name)
+        ends = [_name(end, layer, known, weights, compiled.imported.modules) for end in (first, last)]
+        name = " … ".join(dict.fromkeys(ends))
         seen[name] += 1
         names[layer.name] = name if seen[name] == 1 else f"{name} {seen[name]}"
     return names

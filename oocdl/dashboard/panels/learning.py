@@ -38,7 +38,7 @@ class Learning(Panel):
         self._weight = style.slider("smoothing", 0.99, SMOOTHING, step=0.01, width=200)
         self._weight.on_change("value_throttled", self.changed)
         self._curves: dict[str, ColumnDataSource] = {}
-        """Of validations and metrics, by name."""
+        """Name of a validation or metric -> its curve."""
         self._metric_figure = style.plot("Losses of heads, and metrics", 260)
         self._rate = style.source("x", "lr")
         self._rate_figure = style.plot("Learning rate", 200)

@@ -18,10 +18,10 @@ JOINED_WEIGHT_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class JoinSize:
-    """What a layer, or joined layers, take in one unit."""
+    """Counts the bytes that a layer, or layers that are joined to one, take in a unit."""
 
     buffer_bytes: int = 0
-    """Bytes of the arrays that each layer reads or makes."""
+    """Bytes of the arrays that the layers read or make."""
     scratch_bytes: int = 0
     """Bytes of scratch of the layer that takes the most."""
     weight_bytes: int = 0
@@ -40,15 +40,15 @@ class JoinSize:
         )
 
 
-def choose_runs(
+def choose_joined(
     layers: Sequence[Layer], sizes: Sequence[JoinSize | None], unit_bytes: int
 ) -> tuple[int, ...]:
-    """Return for each layer the number of the run that it is joined into; nothing if each stays by itself.
+    """Return for each layer the number of the joined layer that it goes into; nothing if none are joined.
 
-    ``sizes`` has None for a layer that is to stay by itself. A layer joins a run whose last layer makes the
-    last of what it reads, if that run or earlier ones make all of it: so a run depends on earlier ones only.
-    Branches stay apart, and updates, for which nothing waits: they may be done at the same time. Reports tell
-    forward from backward layers, so no run has both.
+    ``sizes`` has None for a layer that is to stay by itself. A layer follows the one that makes the last of
+    what it reads, if no other does and all that it reads is made there or earlier: so joined layers depend
+    on earlier ones only. Branches stay apart, and updates, for which nothing waits: they may be done at the
+    same time. Reports tell forward from backward layers, so none is both.
     """
     read = {name for layer in layers for name in layer.reads}
     maker: dict[str, int] = {}
@@ -58,49 +58,51 @@ def choose_runs(
     for place, (layer, size) in enumerate(zip(layers, sizes, strict=True)):
         size = None if read.isdisjoint(layer.makes) else size
         makers = {maker[name] for name in layer.reads if name in maker}
-        run, last = max((numbers[one] for one in makers), default=-1), max(makers, default=place)
-        is_next = bool(makers) and last == ends[run] and phase_of(layers[last].name) == phase_of(layer.name)
-        total = totals[run] if is_next else None
+        number, last = max((numbers[one] for one in makers), default=-1), max(makers, default=place)
+        is_next = (
+            bool(makers) and last == ends[number] and phase_of(layers[last].name) == phase_of(layer.name)
+        )
+        total = totals[number] if is_next else None
         if size is not None and total is not None and (total + size).fits(unit_bytes):
-            ends[run], totals[run] = place, total + size
+            ends[number], totals[number] = place, total + size
         else:
-            run = len(ends)
+            number = len(ends)
             ends.append(place)
             totals.append(size)
-        numbers.append(run)
+        numbers.append(number)
         maker |= dict.fromkeys(layer.makes, place)
     return tuple(numbers) if len(ends) < len(layers) else ()
 
 
-def join_layers(wiring: Wiring, layers: Sequence[Layer], runs: Sequence[int]) -> tuple[Layer, ...]:
-    """Join the layers of each run, as ``choose_runs`` numbers them.
+def join_layers(wiring: Wiring, layers: Sequence[Layer], joined: Sequence[int]) -> tuple[Layer, ...]:
+    """Join layers as ``choose_joined`` says.
 
-    What only layers of one run read is not stored, and a node that several of them compute is computed once.
+    What only members of one joined layer read is not stored, and what several of them compute is made once.
     """
     members: defaultdict[int, list[Layer]] = defaultdict(list)
     last: dict[str, int] = {}
-    for layer, run in zip(layers, runs, strict=True):
-        members[run].append(layer)
-        last |= {name: max(run, last.get(name, 0)) for name in layer.reads}
+    for layer, number in zip(layers, joined, strict=True):
+        members[number].append(layer)
+        last |= {name: max(number, last.get(name, 0)) for name in layer.reads}
     last |= dict.fromkeys(wiring.finals, len(members))
-    return tuple(_join(wiring, members[run], run, last) for run in range(len(members)))
+    return tuple(_join(wiring, members[number], number, last) for number in range(len(members)))
 
 
-def _join(wiring: Wiring, layers: Sequence[Layer], run: int, last: Mapping[str, int]) -> Layer:
-    """``last``: value -> the last run that reads it."""
+def _join(wiring: Wiring, layers: Sequence[Layer], index: int, last: Mapping[str, int]) -> Layer:
+    """``last``: value -> the last joined layer that reads it."""
     first, *others = layers
     if not others:
-        return replace(first, index=run)
+        return replace(first, index=index)
     cells = {cell.node.name: cell for layer in layers for cell in layer.cells}
     ordered = tuple(sorted(cells.values(), key=lambda cell: wiring.place[cell.node.name]))
     made = {view.value for cell in ordered for view in cell.outputs}
     stores = dict.fromkeys(name for layer in layers for name in (*layer.stores, *layer.partials))
     return Layer(
         name=f"{first.name} … {others[-1].name}",
-        index=run,
+        index=index,
         cells=ordered,
         reads=tuple(sorted({name for layer in layers for name in layer.reads} - made)),
-        stores=tuple(name for name in stores if last.get(name, -1) > run),
+        stores=tuple(name for name in stores if last.get(name, -1) > index),
         partials=(),
         touched=frozenset(),
         members=tuple(layer.name for layer in layers),

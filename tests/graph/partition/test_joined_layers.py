@@ -11,7 +11,7 @@ import torch
 
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.partition.joined_layers import JoinSize, choose_runs
+from oocdl.graph.partition.joined_layers import JoinSize, choose_joined
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
@@ -78,7 +78,7 @@ def test_layers_whose_program_takes_more_than_they_were_sized_at_stay_apart(
 ) -> None:
     monkeypatch.setattr(JoinSize, "fits", lambda size, unit_bytes: True)
     plan = plan_pass(layering_of(towers()), Limits(1300 << 10, 2))
-    assert not plan.runs and plan.peak_unit_bytes <= 1300 << 10
+    assert not plan.joined and plan.peak_unit_bytes <= 1300 << 10
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_layers_whose_program_takes_more_than_they_were_sized_at_stay_apart(
 def test_layers_stay_apart(graph: Graph, limits: Limits) -> None:
     layering = layering_of(graph)
     plan = plan_pass(layering, limits)
-    assert not plan.runs and len(plan.layers) == len(layering.layers(plan.cuts)) > DEPTH
+    assert not plan.joined and len(plan.layers) == len(layering.layers(plan.cuts)) > DEPTH
 
 
 @pytest.mark.parametrize("kib", [1300, 1 << 20])
@@ -97,7 +97,7 @@ def test_results_are_those_of_pytorch(kib: int) -> None:
     rng, graph = np.random.default_rng(0), towers()
     arrays = {v.name: rng.normal(size=v.shape) for v in graph.of_role(Role.INPUT, Role.WEIGHT)}
     ran = run_graph(graph, RULES, arrays, unit_bytes=kib << 10, threads=2)
-    assert ran.plan.runs
+    assert ran.plan.joined
 
     def layer(x: torch.Tensor, name: str) -> torch.Tensor:
         x = torch.conv2d(x, torch.from_numpy(arrays[name]), padding=1)
@@ -111,7 +111,7 @@ def test_results_are_those_of_pytorch(kib: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_run_depends_on_earlier_ones_only(seed: int) -> None:
+def test_joined_layers_depend_on_earlier_ones_only(seed: int) -> None:
     draw = random.Random(seed)
     layers = []
     for index in range(30):
@@ -120,11 +120,11 @@ def test_a_run_depends_on_earlier_ones_only(seed: int) -> None:
         wires: dict[str, Any] = {"reads": tuple(sorted(reads)), "stores": (f"v{index}",), "partials": ()}
         layers.append(Layer(name=name, index=index, cells=(), touched=frozenset(), **wires))
     sizes = [draw.choice([None, JoinSize(1), JoinSize(1), JoinSize(1)]) for _ in layers]
-    runs = choose_runs(layers, sizes, 5)
-    assert set(runs) == set(range(max(runs) + 1)) and len(set(runs)) < len(layers)
-    for layer, run in zip(layers, runs, strict=True):
-        assert all(runs[int(name[1:])] <= run for name in layer.reads)
-    for run in set(runs):
-        inside = [index for index, number in enumerate(runs) if number == run]
+    joined = choose_joined(layers, sizes, 5)
+    assert set(joined) == set(range(max(joined) + 1)) and len(set(joined)) < len(layers)
+    for layer, number in zip(layers, joined, strict=True):
+        assert all(joined[int(name[1:])] <= number for name in layer.reads)
+    for number in set(joined):
+        inside = [index for index, one in enumerate(joined) if one == number]
         assert len(inside) == 1 or all(sizes[index] for index in inside)
         assert len(inside) <= 5 and len({index > 15 for index in inside}) == 1
