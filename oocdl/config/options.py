@@ -165,7 +165,10 @@ class PassOptions(TypedDict, total=False):
     accumulate: Annotated[int, Option(1, "plan", fixed="run")]
     """Number of batches per update, which uses the mean of their gradients."""
     threads: Annotated[int | None, Option(None, "plan", check=THREADS)]
-    """Compute threads; default: all cores, and one where a GPU computes."""
+    """Compute threads; default: all cores, and one where a GPU computes.
+
+    Where units are long, each thread runs units of its own; where they are short, all threads run each unit
+    together."""
 
 
 class SettingOptions(TypedDict, total=False):

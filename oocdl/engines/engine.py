@@ -110,6 +110,8 @@ class Engine(ABC):
     """The device that programs run on; None: they run in the memory of the host."""
     held_bytes: int = 0
     """Bytes of the host's memory that the engine holds from beginning to end, and no run counts."""
+    runs_together: bool = False
+    """Whether several threads can run a program together (``Program.threads``)."""
     has_bfloat16: bool = False
     """Whether matrix products and convolutions of bfloat16 run here."""
     thin_slab_elements: int = 0

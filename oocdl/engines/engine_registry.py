@@ -50,7 +50,7 @@ ENGINES: Mapping[str, Entry] = {
         precisions=frozenset({"float32", "bfloat16", "float64"}),
         channels_last={"float32": (4, 5), "bfloat16": (4, 5)},
         # Large pages for large tensors, as NumPy has them: half of a copy's time is page faults.
-        environment={"THP_MEM_ALLOC_ENABLE": "1"},
+        environment={"THP_MEM_ALLOC_ENABLE": "1", "GOMP_SPINCOUNT": "10000"},
         # PyTorch 2.13: 122 MiB, and 257 where it is built with CUDA.
         loading_bytes={"__init__.py": 110 << 20, "lib/libtorch_cuda.so": 120 << 20},
         device_module="oocdl.engines.torch.device",

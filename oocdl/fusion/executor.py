@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from oocdl.fusion.chain import Chain, Crop, Kind, crop, from_channels_last
 from oocdl.fusion.loop_axes import REDUCTIONS
 from oocdl.fusion.loop_nest import Fused, Placed, View
+from oocdl.fusion.team import ALONE, Team
 from oocdl.graph.ir.graph import Array, Shape
 
 A = TypeVar("A")
@@ -19,16 +20,21 @@ class AnyChainStep(ABC, Generic[A]):
     """A chain with all that can be decided before it runs."""
 
     def __init__(
-        self, chain: Chain, needed: frozenset[int], dtype_of: Mapping[int, str], library: Any
+        self,
+        chain: Chain,
+        needed: frozenset[int],
+        dtype_of: Mapping[int, str],
+        library: Any,
+        team: Team = ALONE,
     ) -> None:
         """``needed``: slots that are read after the chain. ``dtype_of``: slot -> dtype.
 
-        ``library``: the module of the arrays, NumPy or torch.
+        ``library``: the module of the arrays, NumPy or torch. ``team``: the threads that run the loop.
         """
         self.chain, self.rank, self._library = chain, len(chain.domain), library
         made = {slot for item in chain.members for slot in item.outputs if slot in needed}
         reduced = {slot for item in chain.members if item.op in REDUCTIONS for slot in item.outputs}
-        self.loop = Fused(chain, made - reduced, dtype_of)
+        self.loop = Fused(chain, made - reduced, dtype_of, team)
         self.columns = self.loop.columns
         completed = {slot for slot in reduced if self.columns[slot] in self.loop.completed}
         self.full = (made - reduced) | completed

@@ -113,7 +113,7 @@ class Builder:
         return name
 
     @contextmanager
-    def loop(self, start: str, stop: str, step: int) -> Iterator[str]:
+    def loop(self, start: str, stop: str, step: int | str) -> Iterator[str]:
         """Write a loop around what is added inside; yields the index.
 
         It runs once at least, for ``start``, and goes on while the next index is less than ``stop``.

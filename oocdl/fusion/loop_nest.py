@@ -1,7 +1,7 @@
 """Runs a chain as one compiled loop, which reads every operand once and writes every result once.
 
-The loop and the order of its sums depend on the chain alone: not on threads, and not on how operands
-happen to lie.
+The loop and the order of its sums depend on the chain and on the number of its parts alone: not on threads
+that run, and not on how operands happen to lie.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from oocdl.fusion.codegen import FIELDS_PER_ARRAY, OUTER_AXES, Loop, Op, Step, S
 from oocdl.fusion.jit import Code, compiled
 from oocdl.fusion.loop_axes import REDUCTIONS, Nest, Reduction
 from oocdl.fusion.loop_ops import ATTRIBUTES
+from oocdl.fusion.team import ALONE, SPLIT_ELEMENTS, Team, bounds_of
 from oocdl.fusion.totals import PLANES
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Array, Shape
@@ -27,6 +28,9 @@ CUT_ROW_LANES = 256
 STREAMED_ROW_LANES, STREAMED_LANES = 64, 1024
 """The same, and lanes of all rows of a chunk, where nothing is reduced: memory is read nearly in its order.
 With chunks of 64 rows a norm of 96 channels took 1.9 times as long."""
+
+LEAST_PLACES = 8
+"""Fewest places for each thread of an outer axis that is cut, if another has as many."""
 
 Key = tuple[int, Crop | None, Shape]
 """Slot, crop and shape of an operand."""
@@ -67,6 +71,7 @@ class _Ready(NamedTuple):
 
     code: Code
     arguments: Array
+    """A row for each part of the call."""
     addresses: Array
     """Indices of the arguments that are addresses; they hold offsets to be added to those of the arrays."""
 
@@ -74,9 +79,18 @@ class _Ready(NamedTuple):
 class Fused:
     """A chain as a loop, which is compiled for the strides of its operands when they are first seen."""
 
-    def __init__(self, chain: Chain, full: Collection[int], dtype_of: Mapping[int, str]) -> None:
-        """``full``: slots of elementwise members that are read after it. ``dtype_of``: slot -> dtype."""
-        self.chain, self.nest = chain, chain.nest
+    def __init__(
+        self,
+        chain: Chain,
+        full: Collection[int],
+        dtype_of: Mapping[int, str],
+        team: Team = ALONE,
+    ) -> None:
+        """``full``: slots of elementwise members that are read after it. ``dtype_of``: slot -> dtype.
+
+        ``team``: the threads that the loop is cut for.
+        """
+        self.chain, self.nest, self.team = chain, chain.nest, team
         self.columns: dict[Key | int, int] = {}
         """Operand from outside, or slot that a member makes -> its column: slots are no matter of a loop."""
         totals, ops = list[Reduction](), list[Op]()
@@ -101,12 +115,29 @@ class Fused:
         self._calls = _calls(self.nest, bool(totals))
         outer = [tuple(g.extent if t.keeps(g) else 1 for g in self.nest.outer) for t in self._in_memory]
         kept, lanes = zip(self._in_memory, outer, strict=True), self._calls[0].lanes
-        self._kept_shapes: list[Shape] = [(PLANES[t.item.op], *extents, lanes) for t, extents in kept]
-        """The shape of each total in memory: planes, outer axes (one where reduced), lanes."""
+        self._cut, self._bounds = self._parts(team.threads)
+        joint = all(t.keeps(self._axes[self._cut]) for t in self._in_memory)
+        self._copies = 1 if joint else len(self._bounds) - 1
+        """Number of parts that have totals of their own in memory."""
+        self._kept_shapes: list[Shape] = [
+            (self._copies, PLANES[t.item.op], *extents, lanes) for t, extents in kept
+        ]
+        """The shape of each total in memory: parts, planes, outer axes (one where reduced), lanes."""
         self.scratch_bytes = 3 * sum(8 * prod(shape) for shape in self._kept_shapes)
         """Bytes for sums in memory, and for the results that are computed from them."""
         self.ready: dict[tuple[tuple[int, ...], ...], list[_Ready]] = {}
         """Strides of all columns -> the calls for arrays that lie so."""
+
+    def _parts(self, threads: int) -> tuple[int, list[int]]:
+        """Return the axis of the loop that is cut, of the outer ones and the rows, and the parts' bounds."""
+        extents = [*(group.extent for group in self.nest.outer), self._calls[0].rows]
+        if self.completed and not self.nest.across:
+            extents[-1] = 1  # all rows are reduced at once
+        if prod(self.chain.domain) < SPLIT_ELEMENTS:
+            threads = 1
+        enough = (axis for axis, extent in enumerate(extents) if extent >= LEAST_PLACES * threads)
+        cut = next(enough, extents.index(max(extents)))
+        return cut, bounds_of(extents[cut], threads)
 
     def _number(self, item: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the columns of a member's operands and results."""
@@ -137,28 +168,42 @@ class Fused:
         placed = [arrays[column] for column in (*self.reads, *self.writes, *self.completed)]
         addresses = [array.address for array in placed]
         for array in sums:
-            address, step = array.ctypes.data, array.strides[0]
-            addresses += range(address, address + step * len(array), step)
+            address, step = array.ctypes.data, array.strides[1]
+            addresses += range(address, address + step * array.shape[1], step)
         steps = tuple([array.steps for array in placed])
         if steps not in self.ready:  # worked out once: a loop runs many times
             self.ready[steps] = [self._call(call, steps, sums) for call in self._calls]
         for ready in self.ready[steps]:
             arguments = ready.arguments.copy()
-            arguments[ready.addresses] += addresses
-            ready.code(arguments.ctypes.data)
-        return [(t.item, self._result(t, array)) for t, array in zip(self._in_memory, sums, strict=True)]
+            arguments[:, ready.addresses] += addresses
+            self.team.run(ready.code, arguments, range(len(arguments) + 1))
+        return [
+            (t.item, self._result(t, _joined(t, array)))
+            for t, array in zip(self._in_memory, sums, strict=True)
+        ]
 
     def _call(self, call: _Call, steps: Sequence[tuple[int, ...]], sums: Sequence[Array]) -> _Ready:
         extents = [group.extent for group in self.nest.outer]
-        head = [[1] * (OUTER_AXES - len(extents)) + extents + [call.rows]]
-        lines = [self._fields(each, call) for each in steps]
+        head = [1] * (OUTER_AXES - len(extents)) + extents + [call.rows]
+        lines, copies = [self._fields(each, call) for each in steps], [0] * len(steps)
         for array in sums:
-            steps_and_extents = zip(array.strides[1:-1], array.shape[1:-1], strict=True)
+            steps_and_extents = zip(array.strides[2:-1], array.shape[2:-1], strict=True)
             outer = [step if n > 1 else 0 for step, n in steps_and_extents]
-            lines += [[0, *[0] * (OUTER_AXES - len(outer)), *outer, 0, 8]] * len(array)
-        arguments = np.array([number for line in head + lines for number in line], np.int64)
-        addresses = len(head[0]) + FIELDS_PER_ARRAY * np.arange(len(lines))
-        return _Ready(self._code(call, arguments), arguments, addresses)
+            lines += [[0, *[0] * (OUTER_AXES - len(outer)), *outer, 0, 8]] * array.shape[1]
+            copies += [array.strides[0] if self._copies > 1 else 0] * array.shape[1]
+        arguments = np.array([*head, *(number for line in lines for number in line)], np.int64)
+        addresses = len(head) + FIELDS_PER_ARRAY * np.arange(len(lines))
+        code = self._code(call, arguments)
+        # What is left of an axis that is cut into rows is short, and is one part.
+        bounds = self._bounds if call is self._calls[0] else [0, call.rows]
+        parts = np.tile(arguments, (len(bounds) - 1, 1))
+        axis = self._cut if self._cut < len(extents) else len(extents)
+        place = OUTER_AXES - len(extents) + axis
+        if len(parts) > 1:
+            parts[:, place] = np.diff(bounds)
+            parts[:, addresses] += np.outer(bounds[:-1], arguments[addresses + 1 + place])
+            parts[:, addresses] += np.outer(np.arange(len(parts)), copies)
+        return _Ready(code, parts, addresses)
 
     def _fields(self, steps: tuple[int, ...], call: _Call) -> list[int]:
         """Return where a call begins in an array, and the array's strides along all axes that a loop has."""
@@ -192,6 +237,18 @@ class Fused:
             squares = (squares + counts * (means - mean) ** 2).sum(-1, keepdims=True)
             counts, means = count, mean
         return [means.reshape(shape), (squares / counts).reshape(shape)]
+
+
+def _joined(total: Reduction, sums: Array) -> Array:
+    """Join the totals of parts; moments as Chan, Golub and LeVeque (1983) do."""
+    if len(sums) == 1:
+        return np.asarray(sums[0])
+    if total.item.op == "ReduceSum":
+        return np.asarray(sums.sum(0))
+    counts, means, squares = sums.swapaxes(0, 1)
+    count = counts.sum(0)
+    mean = (counts * means).sum(0) / count
+    return np.stack([count, mean, (squares + counts * (means - mean) ** 2).sum(0)])
 
 
 def _calls(nest: Nest, reduces: bool) -> list[_Call]:

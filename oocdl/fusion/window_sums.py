@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from oocdl.fusion.jit import compiled
 from oocdl.fusion.llvm_ir import Builder
+from oocdl.fusion.team import ALONE, Team, bounds_of
 from oocdl.graph.ir.graph import Array
 
 LEAST_PLACES = 64
@@ -133,24 +134,38 @@ def loop_for(inputs: int, outputs: int, depthwise: bool, lanes: int) -> SumLoop 
     return SumLoop(lanes, vectors, block)
 
 
-def add_window_sums(loop: SumLoop, x: Array, dy: Array, dw: Array, window: Sequence[Taps]) -> None:
+def add_window_sums(
+    loop: SumLoop, x: Array, dy: Array, dw: Array, window: Sequence[Taps], team: Team = ALONE
+) -> None:
     """Add the gradient of weights to ``dw``.
 
     ``x[n, d, h, w, c]`` and ``dy[n, d, h, w, o]`` are float32 arrays whose last axis has no gaps, and
     ``dw[kd, kh, kw, c, o]``, of a depthwise convolution ``dw[kd, kh, kw, o]``, has none at all; ``window``
-    tells of the three axes of space.
+    tells of the three axes of space. Threads of the ``team`` take equally many planes each, and have sums of
+    their own.
     """
-    jobs, run, (deep, down, right) = _jobs(x, dy, dw, window), compiled(loop), window
+    jobs, (deep, down, right) = _jobs(x, dy, dw, window), window
+    if not len(jobs):
+        return
+    seen = enumerate(deep.all_seen(x.shape[1], dy.shape[1]))
+    planes = [
+        (x[sample, deep.element(tap, place)], dy[sample, place], tap)
+        for tap, (first, last) in seen
+        for sample, place in product(range(len(x)), range(first, last))
+    ]
+    bounds = bounds_of(len(planes), team.threads)
+    sums = [dw, *np.zeros((len(bounds) - 2, *dw.shape), dw.dtype)]
     x_row, x_step, dy_row, dy_step = (n // ITEMSIZE for n in (*x.strides[2:4], *dy.strides[2:4]))
-    arguments = np.array(
-        [jobs.ctypes.data, 0, 0, 0, len(jobs), x_row * down.stride, x_step * right.stride, dy_row, dy_step,
-         x.shape[4], dy.shape[4]], np.int64
-    )  # fmt: skip
-    for tap, (first, last) in enumerate(deep.all_seen(x.shape[1], dy.shape[1]) if len(jobs) else ()):
-        for sample, place in product(range(len(x)), range(first, last)):
-            planes = x[sample, deep.element(tap, place)], dy[sample, place], dw[tap]
-            arguments[1:4] = [plane.ctypes.data for plane in planes]
-            run(arguments.ctypes.data)
+    steps = x_row * down.stride, x_step * right.stride, dy_row, dy_step
+    made = np.repeat(np.arange(len(sums)), np.diff(bounds)).tolist()
+    rows = [
+        (jobs.ctypes.data, a.ctypes.data, b.ctypes.data, sums[part][tap].ctypes.data, len(jobs), *steps,
+         x.shape[4], dy.shape[4])
+        for (a, b, tap), part in zip(planes, made, strict=True)
+    ]  # fmt: skip
+    team.run(compiled(loop), np.array(rows, np.int64), bounds)
+    for more in sums[1:]:
+        dw += more
 
 
 def _jobs(x: Array, dy: Array, dw: Array, window: Sequence[Taps]) -> npt.NDArray[np.int64]:

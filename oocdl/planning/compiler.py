@@ -90,7 +90,13 @@ class Draft:
         if names == self.network.bfloat16_values:
             return self
         network = replace(self.network, bfloat16_values=names)
-        return replace(self, network=network, layering=_layering(network, self.request))
+        return replace(
+            self, network=network, layering=_layering(network, self.request).on(self.layering.threads)
+        )
+
+    def on(self, threads: int) -> Draft:
+        """The same pass with so many threads that run each unit together."""
+        return replace(self, layering=self.layering.on(threads))
 
     def cut(self, limits: Limits) -> CompiledPass:
         """Cut the pass so that its units keep the limits; BudgetError if that cannot be."""
@@ -108,7 +114,7 @@ class Draft:
 
     def recut(self, frozen: Frozen) -> CompiledPass:
         """Repeat the cuts of an earlier plan; InputError if they belong to another model or version."""
-        return self._expanded(replan_pass(self.layering, frozen))
+        return self._expanded(replan_pass(self.layering.on(int(frozen.get("threads", 1))), frozen))
 
     def _expanded(self, plan: PassPlan) -> CompiledPass:
         network, optimizer = self.network, self.request.settings.optimizer

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from math import exp, log, prod
+from math import exp, log, log2, prod
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,6 +49,8 @@ UNIT_SECONDS, COMBINE_SECONDS = 6e-4, 1.5e-4
 measure memory (0.25 to 0.55 ms), and to put results away. Measured in steps of five networks."""
 SCHEDULING_SECONDS, BEGIN_SECONDS = 2.2e-5, 1.4e-5
 """Time of a shared core for each task: while a pass runs, and before the first one starts. Measured too."""
+TOGETHER_SHARE = 0.9
+"""Share of their speed that two threads have which run a program together; of four it is the square."""
 FREE_BYTES_PER_SECOND = 1e12
 """The rate of an operator that moves nothing, such as a Reshape."""
 
@@ -179,7 +181,7 @@ def instruction_seconds(
 
 
 def program_seconds(program: Program, rules: Rules, rates: Rates) -> float:
-    """Predicted seconds of one run of a program on one thread, all other threads as busy."""
+    """Predicted seconds of one run of a program on its threads, all other threads as busy."""
     dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
     seconds = rates.program_seconds
     for instruction in program.instructions:
@@ -187,7 +189,17 @@ def program_seconds(program: Program, rules: Rules, rates: Rates) -> float:
         seconds += instruction_seconds(instruction, dtypes, rules, rates)
     parts = [out for out in program.outputs if out.crop is not None]
     copied = 2 * sum(array_bytes(out.shape, dtypes[out.slot]) for out in parts)
-    return seconds + copied / rates.copy_bytes_per_second
+    seconds += copied / rates.copy_bytes_per_second
+    return seconds / (together_share(program.threads) * program.threads)
+
+
+def together_share(threads: int) -> float:
+    """Return the share of their speed that threads have which run a program together.
+
+    >>> together_share(1), round(together_share(4), 2)
+    (1.0, 0.81)
+    """
+    return float(TOGETHER_SHARE ** log2(threads))
 
 
 def cold_seconds(program: Program, rules: Rules) -> float:

@@ -112,6 +112,8 @@ class Machine:
     """The most that is kept of what was already read of the current batch."""
     device_unit_bytes: int | None = None
     """Size above which units were found not to fit the engine's device; None: no unit was too large."""
+    together: int = 1
+    """Number of threads that run each program together."""
     slots: int | None = None
     """Number of threads that layers are cut for; None: all of them."""
     why_reading: str = field(default="", repr=False)
@@ -122,9 +124,14 @@ class Machine:
     """The same while units run, for the guard."""
 
     @property
+    def programs(self) -> int:
+        """Programs that run at once in a process."""
+        return max(self.threads // self.together, 1)
+
+    @property
     def permits(self) -> int:
         """Programs that run at once, in all processes together."""
-        return self.threads * max(self.workers, 1)
+        return self.programs * max(self.workers, 1)
 
     def of(self, workers: int) -> Machine:
         """The same where only so many of the workers get work."""
@@ -132,9 +139,9 @@ class Machine:
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes that each unit may take if ``threads`` of them run while inputs of another are read."""
+        """Bytes that each unit may take if ``programs`` run while inputs of another are read."""
         # What comes from other processes, and goes to them, is smaller than units that read and make it.
-        share = self.capacity_bytes // (self.threads + 1 + bool(self.workers))
+        share = self.capacity_bytes // (self.programs + 1 + bool(self.workers))
         return max(share if self.device_unit_bytes is None else min(share, self.device_unit_bytes), 1)
 
     @property

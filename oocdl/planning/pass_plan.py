@@ -24,7 +24,7 @@ from oocdl.graph.partition.joined_layers import JoinSize, choose_joined, join_la
 from oocdl.graph.partition.layer_kinds import Cut, LayerKind
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import LayerCutter
-from oocdl.graph.partition.unit import Unit
+from oocdl.graph.partition.unit import Unit, bytes_of
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.planning.slot_search import COMBINED_AT_ONCE, FEW_SLOTS, SlotSearch
 from oocdl.planning.tile_search import (
@@ -32,7 +32,6 @@ from oocdl.planning.tile_search import (
     Layering,
     Limits,
     TileSearch,
-    bytes_of,
     requested_cuts,
 )
 
@@ -87,6 +86,8 @@ class PassPlan:
     """Workers of a cluster that get work, where more would be hardly faster; None: all that there are."""
     joined: tuple[int, ...] = ()
     """For each layer of these cuts the number of that which it is joined into; empty if none are joined."""
+    threads: int = 1
+    """Threads that run each unit together."""
 
     def __repr__(self) -> str:
         return f"<PassPlan: {len(self.layers)} layers, {self.tasks} tasks>"
@@ -156,7 +157,9 @@ def plan_pass(layering: Layering, limits: Limits) -> PassPlan:
     if joined and max(planned.peak_bytes for planned in layers) > limits.unit_bytes:
         # The program of joined layers may copy an array that those of its members read as they want it.
         joined, layers = (), _plan_layers(cutters, layering)
-    plan = PassPlan(layering.factored, layering.classes, cuts, layers, joined=joined)
+    plan = PassPlan(
+        layering.factored, layering.classes, cuts, layers, joined=joined, threads=layering.threads
+    )
     if not any(_shares_sums(plan, planned) for planned in layers):
         return plan
     return replace(plan, slots=limits.threads if limits.threads > FEW_SLOTS else 1, workers=limits.workers)
@@ -291,14 +294,15 @@ def _shares_sums(plan: PassPlan, planned: LayerPlan) -> bool:
 def frozen_cuts(plan: PassPlan) -> dict[str, object]:
     """Return what ``replan_pass`` needs to make the same plan again: plain data for ``plan.json``.
 
-    ``slots`` and ``workers`` only where they are not 1, ``hosts`` only where some workers get no work,
-    ``joined`` only where layers are.
+    ``slots``, ``workers`` and ``threads`` only where they are not 1, ``hosts`` only where some workers get no
+    work, ``joined`` only where layers are.
     """
     found: dict[str, object] = {
         "cuts": list(plan.cuts),
         "grids": [{str(cut): count for cut, count in p.grid.items()} for p in plan.layers],
     }
-    found |= {k: v for k, v in (("slots", plan.slots), ("workers", plan.workers)) if v != 1}
+    counts = {"slots": plan.slots, "workers": plan.workers, "threads": plan.threads}
+    found |= {name: count for name, count in counts.items() if count != 1}
     found |= {"joined": list(plan.joined)} if plan.joined else {}
     return found if plan.hosts is None else found | {"hosts": plan.hosts}
 
@@ -323,6 +327,7 @@ def replan_pass(layering: Layering, frozen: Mapping[str, Any]) -> PassPlan:
         int(frozen.get("workers", 1)),
         int(frozen["hosts"]) if "hosts" in frozen else None,
         joined,
+        layering.threads,
     )
 
 

@@ -19,13 +19,13 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region, grid_of, region_shape, region_size, whole
 from oocdl.graph.ir.program import Operand, make_program
 from oocdl.graph.ir.region_index import Parts, RegionIndex
-from oocdl.graph.partition.unit import Unit
+from oocdl.graph.partition.unit import Unit, combined_together
 from oocdl.graph.transforms.factorize import Cell
 from oocdl.planning.calls import Call, CombineCall, PickCall, Read, UnitCall
 from oocdl.planning.partial_sums import PartialSums
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.task_key import TaskKey, TaskKind, result_keys, stored_key
-from oocdl.planning.tile_search import combine_buffer_bytes, combined_together, unit_buffer_bytes
+from oocdl.planning.tile_search import combine_buffer_bytes, unit_buffer_bytes
 
 Piece = tuple[Region, TaskKey]
 

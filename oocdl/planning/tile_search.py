@@ -11,14 +11,14 @@ The peak of a unit is bounded by construction. Its inputs and results are arrays
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import NamedTuple
 
-from oocdl.graph.ir.array_layout import footprint, itemsize
-from oocdl.graph.ir.index import Region, region_size
+from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program_cost import ScratchOf, most_scratch, program_flops
 from oocdl.graph.partition.cut_classes import Classes, find_classes
@@ -27,9 +27,9 @@ from oocdl.graph.partition.layers import group, heavy_nodes
 from oocdl.graph.partition.operand_regions import Operands
 from oocdl.graph.partition.storage_cut import Layer, choose_stored
 from oocdl.graph.partition.tiling import Grid, LayerCutter
-from oocdl.graph.partition.unit import Unit
+from oocdl.graph.partition.unit import Unit, bytes_of, combined_together
 from oocdl.graph.partition.wiring import Wiring
-from oocdl.graph.transforms.factorize import Cell, Factored
+from oocdl.graph.transforms.factorize import Factored
 from oocdl.planning.cost_model import NOMINAL, Costs, Rates, by_key
 
 MIN_SLAB_POSITIONS = 4
@@ -123,21 +123,6 @@ def combine_buffer_bytes(sizes: Sequence[int], how: str) -> int:
     return arrays + (0 if how in ("sum", "max") else 14 * sum(sizes))
 
 
-def combined_together(cell: Cell, partials: Collection[str]) -> list[list[str]]:
-    """Return those of the outputs of a node that are partial, in groups that one call combines.
-
-    Moments are combined together; sums each by itself, as they may be of different shapes.
-    """
-    names = [view.value for view in cell.outputs if view.value in partials]
-    return [names] if names and cell.combine == "moments" else [[name] for name in names]
-
-
-def bytes_of(regions: Iterable[tuple[str, Region]], factored: Factored) -> dict[str, int]:
-    """Value -> bytes of the region of it that a unit reads or makes."""
-    values = factored.graph.values
-    return {name: region_size(region) * itemsize(values[name].dtype) for name, region in regions}
-
-
 def units_memory(
     cutter: LayerCutter, units: Sequence[Unit], factored: Factored, scratch_of: ScratchOf
 ) -> tuple[int, int]:
@@ -173,7 +158,7 @@ class Layering:
         self, factored: Factored, rules: Rules, scratch: ScratchOf | None = None, rates: Rates = NOMINAL
     ) -> None:
         """``scratch`` bounds what a program takes with the engine; None: a bound for any engine."""
-        self.factored, self.rules, self.rates = factored, rules, rates
+        self.factored, self.rules, self.rates, self.threads = factored, rules, rates, 1
         self.scratch = by_key(scratch or partial(most_scratch, rules=rules))
         self.flops = by_key(partial(program_flops, rules=rules))
         self.costs = Costs(rates)
@@ -188,6 +173,9 @@ class Layering:
         self._layers: dict[frozenset[int], tuple[Layer, ...]] = {}
         self._operands = Operands(factored)
         self._kinds = LayerKinds(factored, self.classes)
+        self._begin()
+
+    def _begin(self) -> None:
         self._sampled: dict[Cut, tuple[LayerKind, Sequence[Unit]]] = {}
         self._samples: dict[Cut, int] = {}
         self._largest: dict[Cut, tuple[int, int]] = {}
@@ -198,6 +186,15 @@ class Layering:
         """Number of slots, and a layer whatever its names -> the grid that it has found."""
         self.slot_costs: dict[object, LayerCost] = {}
         """Number of slots, and a cut layer whatever its names -> what it takes there."""
+
+    def on(self, threads: int) -> Layering:
+        """The same with so many threads that run each unit together."""
+        if threads == self.threads:
+            return self
+        other = copy(self)
+        other.threads = threads
+        other._begin()
+        return other
 
     def layers(self, cuts: Sequence[int]) -> tuple[Layer, ...]:
         """The layers of the pass if the classes ``cuts`` may be cut."""
@@ -213,7 +210,7 @@ class Layering:
 
     def cutter(self, layer: Layer, grid: Grid) -> LayerCutter:
         """The cutter of ``layer`` by ``grid``."""
-        return LayerCutter(self._operands, self.classes, self.rules, layer, grid)
+        return LayerCutter(self._operands, self.classes, self.rules, layer, grid, self.threads)
 
     def by_repeated_bytes(self, order: Iterable[int], layers: Sequence[Layer]) -> list[int]:
         """Put the classes of ``order`` last after whose cut each piece repeats most of what layers read.

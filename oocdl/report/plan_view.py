@@ -339,6 +339,7 @@ class Plan:
         crops = [f"trains on {crop}, one of each sample an epoch"] if crop else []
         samples, seconds = counted(len(self.course.validated), "sample"), self.validation_seconds
         validation = [f"validation: {samples}, {seconds:.3g} s predicted"] if self.course.validated else []
+        together = ", which run each unit together" if self.machine.together > 1 else ""
         lines = (
             f"step: {self.seconds:.3g} s predicted, {self.tasks} tasks a step, "
             f"{self.flops / 1e9:.1f} GFLOP; rates are {rates}",
@@ -347,7 +348,7 @@ class Plan:
             f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
             *crops,
             *validation,
-            f"engine {self.machine.engine}; threads {self.machine.threads}",
+            f"engine {self.machine.engine}; threads {self.machine.threads}{together}",
             *self.dataset.notes(),
         )
         return "\n".join(lines)

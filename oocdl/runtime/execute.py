@@ -115,7 +115,7 @@ class Context:
 def open_tier(machine: Machine, room_bytes: int, spill: Path, kept_bytes: int = 0) -> tuple[Heap, Tier]:
     """Make the heap of a run and its RAM tier, where chunks that arrive in this process stay from now on."""
     keep_freed_memory()
-    heap = Heap(machine.threads, room_bytes, lambda: tier, machine.guard(), kept_bytes)
+    heap = Heap(machine.programs, room_bytes, lambda: tier, machine.guard(), kept_bytes)
     tier = Tier(
         room_bytes,
         SpillStore(spill),
@@ -123,7 +123,7 @@ def open_tier(machine: Machine, room_bytes: int, spill: Path, kept_bytes: int = 
         withheld_bytes=heap.withheld_bytes,
         check_alone=heap.check_alone,
         kept_bytes=kept_bytes,
-        programs=machine.threads,
+        programs=machine.programs,
     )
     use(tier)
     return heap, tier

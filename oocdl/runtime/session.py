@@ -11,7 +11,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
@@ -141,6 +141,8 @@ class Session(Held):
         return self
 
     def _open(self, stack: ExitStack) -> None:
+        together = max(compiled.plan.threads for compiled in self.compiled.values())
+        self.machine = replace(self.machine, together=together)
         room = self.machine.room_bytes(compiled.plan for compiled in self.compiled.values())
         used = room if self.most_bytes is None else min(room, self.most_bytes)
         stack.callback(give_back_freed_memory)
@@ -163,7 +165,7 @@ class Session(Held):
         )
         execute.register(self.run_id, self.context)
         stack.callback(execute.forget, self.run_id)
-        self.pool = MainHeapThreads(self.machine.threads + 1)
+        self.pool = MainHeapThreads(self.machine.programs + 1)
         stack.callback(self.pool.shutdown)
 
     def __exit__(self, *_: object) -> None:
@@ -200,7 +202,7 @@ class Session(Held):
             tasks[key] = Task(key, take, key)
         tasks |= execute.pass_tasks(graph, self.run_id, plan_id, info)
         run = self.scheduler or get
-        ours = {"workers": self.machine.threads + 1, "pool": self.pool, "tick": self.tick}
+        ours = {"workers": self.machine.programs + 1, "pool": self.pool, "tick": self.tick}
         options: dict[str, Any] = ours if run is get else {}
         self.context.begin_pass(plan_id)
         results = run(tasks, list(graph.outputs), **options)

@@ -75,7 +75,8 @@ class Job:
             kinds = plan_cache.cached_passes(key, self.machine, self._compiled)
         else:
             kinds = self._compiled(frozen or {})
-        return Plan(kinds, self.settings, self.machine, self.model.path.name, self.dataset, self.course)
+        machine = replace(self.machine, together=next(iter(kinds.values())).plan.threads)
+        return Plan(kinds, self.settings, machine, self.model.path.name, self.dataset, self.course)
 
     def _compiled(self, frozen: Mapping[str, Any]) -> dict[str, CompiledPass]:
         validations = (self.validation or self.sized).bindings

@@ -20,15 +20,21 @@ from oocdl.graph.ir.graph import Array
 from tests.kit.kernel_cases import Case, noise
 from tests.kit.kernels import CASES, block, by_operator, error, told, turned
 from tests.kit.programs import program, single, step
+from tests.kit.threads import Together
 
 DEVICES = ("torch:cpu", *["torch:cuda"] * torch.cuda.is_available())
-ENGINES = (*engine_registry.ENGINES, "torch in loops", "onnxruntime in loops", *DEVICES)
+ENGINES = (
+    *engine_registry.ENGINES, "torch in loops", "torch on three threads", "onnxruntime in loops", *DEVICES
+)  # fmt: skip
 WIDE = [name for name, entry in engine_registry.ENGINES.items() if "float64" in entry.precisions]
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine in turn, also with a least size so small that everything is in loops."""
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Each engine in turn, also with all in loops as nothing is too small, and those cut for threads."""
+    if request.param == "torch on three threads":
+        monkeypatch.setattr("oocdl.fusion.loop_nest.SPLIT_ELEMENTS", 2)
+        return Together(3)
     if request.param == "torch in loops":
         from oocdl.engines.torch.torch_engine import TorchEngine
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -26,11 +27,20 @@ from oocdl.graph.ir.program import Instruction, Program
 from tests.kit import programs
 from tests.kit.op_cases import CASES
 from tests.kit.programs import operand, program
+from tests.kit.threads import Together
 
-ENGINES: list[Callable[[], Engine]] = [lambda: TorchEngine(4), lambda: OnnxRuntimeEngine(4)]
+ENGINES: list[Callable[[], Engine]] = [
+    lambda: TorchEngine(4), lambda: Together(3), lambda: OnnxRuntimeEngine(4)
+]  # fmt: skip
 CASE_OF = {case.op: case for case in CASES}
 """Attributes and count of operands."""
 ALPHA = CASE_OF["LeakyRelu"].attrs["alpha"]
+
+
+@pytest.fixture(autouse=True)
+def _cuts_small_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops that threads run together are cut, however small."""
+    monkeypatch.setattr("oocdl.fusion.loop_nest.SPLIT_ELEMENTS", 2)
 
 
 def expected(op: str, *values: Array) -> Array:
@@ -128,7 +138,7 @@ def check_operator(op: str, dtype: str, shape: Shape) -> None:
     values = [np.asarray(array, kinds).astype(np.float64) for array in arrays]
     if kind == "bool":
         values = [value > values[0] for value in values]
-    for make in ENGINES[: 2 if dtype == "float32" else 1]:
+    for make in ENGINES[: 3 if dtype == "float32" else 2]:
         close(make().compile(whole)(arrays)[0], expected(op, *values), last)
 
 
@@ -152,7 +162,7 @@ def sums_of(
 
 
 @pytest.mark.parametrize(
-    ("make", "dtype"), [(ENGINES[0], "float64"), (ENGINES[0], "float32"), (ENGINES[1], "float32")]
+    ("make", "dtype"), [*product(ENGINES[:2], ("float64", "float32")), (ENGINES[2], "float32")]
 )
 @pytest.mark.parametrize(
     ("shape", "axes"),
@@ -324,7 +334,7 @@ def test_random_chains(data: st.DataObject) -> None:
             current = made
     outputs.append((current, shape))
     made_program = program(arrays, steps, outputs, f"random {shape} {kinds} {steps} {boxes}")
-    for engine in ENGINES[: 2 if dtype == "float32" else 1]:
+    for engine in ENGINES[: 3 if dtype == "float32" else 2]:
         given = [array.copy() for array in arrays]  # programs write over inputs
         for found, (slot, _) in zip(engine().compile(made_program)(given), outputs, strict=True):
             scale = max(np.abs(array).max() for array in slots.values())

@@ -10,6 +10,7 @@ from torch import Tensor
 from oocdl.fusion.chain import Chain, Kind, crop
 from oocdl.fusion.executor import AnyChainStep
 from oocdl.fusion.loop_nest import Key, View
+from oocdl.fusion.team import Team
 from oocdl.graph.ir.graph import Array
 
 Spare = Callable[[int], Sequence[int]]
@@ -19,13 +20,13 @@ class ChainStep(AnyChainStep[Tensor]):
     """A chain on tensors."""
 
     def __init__(
-        self, chain: Chain, needed: frozenset[int], spare_of: Spare, dtype_of: Mapping[int, str]
+        self, chain: Chain, needed: frozenset[int], spare_of: Spare, dtype_of: Mapping[int, str], team: Team
     ) -> None:
         """``needed``: slots that are read after the chain. ``dtype_of``: of each slot.
 
         ``spare_of``: slot made whole -> slots that end here, whose memory it may take, best first.
         """
-        super().__init__(chain, needed, dtype_of, torch)
+        super().__init__(chain, needed, dtype_of, torch, team)
         self.reuse = self._reuse(spare_of, dtype_of)
 
     def _reuse(self, spare_of: Spare, dtype_of: Mapping[int, str]) -> dict[int, int]:

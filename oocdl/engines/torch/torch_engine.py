@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from oocdl.engines.torch.torch_chain import ChainStep, Spare
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_record import Result
 from oocdl.engines.torch.torch_record import Run as KernelRun
+from oocdl.engines.torch.torch_threads import team_of, use_threads
 from oocdl.engines.torch.transfer import shared, to_torch
 from oocdl.fusion.chain import Chain, Group, arrange, crop, makes_of, reads_of
 from oocdl.fusion.recompute import recomputed
@@ -35,14 +35,6 @@ from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 Prepare = Callable[[Tensor], Tensor]
 SMALL_ELEMENTS = 1 << 9
 """Maximum elements of arrays that are not worth a loop."""
-_thread = threading.local()
-
-
-def use_one_thread() -> None:
-    """Let kernels called from this thread use no other: programs run beside each other."""
-    if not hasattr(_thread, "is_told"):
-        torch.set_num_threads(1)
-        _thread.is_told = True
 
 
 def _preparation(instruction: Instruction, index: int, is_channels_last: bool) -> Prepare:
@@ -171,12 +163,12 @@ def _stages(program: Program, small: int) -> list[_Stage]:
     ends: list[set[int]] = [set() for _ in groups]
     for slot, at in last_use.items():
         ends[at].add(slot)
-    stages = []
+    team, stages = team_of(program.threads), []
     for group, ending in zip(groups, map(frozenset, ends), strict=True):
         if isinstance(group, Chain):
             needed = frozenset(slot for slot in makes_of(group) if slot not in ending or slot in final)
             spare = _spare(program, ending & own, group.channels_last)
-            part: Instruction | ChainStep = ChainStep(group, needed, spare, dtype_of)
+            part: Instruction | ChainStep = ChainStep(group, needed, spare, dtype_of, team)
         else:
             part = group
         done = tuple(sorted(number for slot in ending for number in final.get(slot, ())))
@@ -207,6 +199,7 @@ class TorchEngine(Engine):
     def __init__(self, small_elements: int = SMALL_ELEMENTS) -> None:
         super().__init__()
         self.small_elements = small_elements
+        self.runs_together = team_of(2).library is not None
         self.has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
@@ -234,7 +227,7 @@ class TorchEngine(Engine):
             for number in own - rooms.keys():
                 if not arrays[number].flags.writeable:
                     raise ValueError(f"input {number} is written over, but may only be read")
-            use_one_thread()
+            use_threads(program.threads)
             with torch.inference_mode():
                 slots = dict(zip(program.inputs, map(to_torch, arrays), strict=True))
                 places = {slot: shared(outs[number]) for slot, number in direct.items()}

@@ -80,6 +80,8 @@ class Program:
     """A digest, equal for equal programs, by which engines cache."""
     orders: tuple[tuple[int, Order], ...] = ()
     """(slot, order of its axes in memory) for the slots that are not in C order."""
+    threads: int = 1
+    """Number of threads that each kernel is cut for; sums that they share have other bits by it."""
 
     @property
     def input_orders(self) -> tuple[Order, ...]:
@@ -104,6 +106,7 @@ def make_program(
     instructions: tuple[Instruction, ...],
     outputs: tuple[Operand, ...],
     orders: tuple[tuple[int, Order], ...] = (),
+    threads: int = 1,
 ) -> Program:
     """Make a program and its key, a digest of everything that the arithmetic depends on.
 
@@ -125,7 +128,9 @@ def make_program(
         for name, attr in sorted(step.attrs.items()):
             digest.update(name.encode())
             digest.update(attr.tobytes() if isinstance(attr, np.ndarray) else repr(attr).encode())
+    if threads > 1:
+        digest.update(f"{threads} threads".encode())
     key = digest.hexdigest()
     # Thousands of shards have a few programs between them: one of each is enough.
-    program = Program(inputs, shapes, dtypes, instructions, outputs, key, orders)
+    program = Program(inputs, shapes, dtypes, instructions, outputs, key, orders, threads)
     return _programs.setdefault(key, program)

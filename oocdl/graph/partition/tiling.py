@@ -52,8 +52,11 @@ def boundaries(extent: int, base: int, count: int) -> tuple[Range, ...]:
 class LayerCutter:
     """Cuts one layer by one grid; ``operands`` are those of the graph."""
 
-    def __init__(self, operands: Operands, classes: Classes, rules: Rules, layer: Layer, grid: Grid) -> None:
-        self.operands, self.factored = operands, operands.factored
+    def __init__(
+        self, operands: Operands, classes: Classes, rules: Rules, layer: Layer, grid: Grid, threads: int = 1
+    ) -> None:
+        """``threads``: number of threads that run each unit together."""
+        self.operands, self.factored, self.threads = operands, operands.factored, threads
         self.classes, self.rules, self.layer = classes, rules, layer
         self.made, self.partials, self.sinks = layer.makes, frozenset(layer.partials), layer.sinks
         self.known: dict[Shard, Unit] = {}
@@ -243,6 +246,7 @@ class LayerCutter:
             tuple(instructions),
             tails,
             tuple((slot, orders[name]) for name, slot in slots.items() if name in orders),
+            self.threads,
         )
 
     def _instruction(

@@ -13,7 +13,7 @@ from oocdl.graph.transforms.bfloat16 import may_be_bfloat16
 from oocdl.host.heap import uncollected
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.compiler import CompiledPass, Draft
-from oocdl.planning.cost_model import Costs
+from oocdl.planning.cost_model import Costs, together_share
 from oocdl.planning.machine import (
     Machine,
     check_capacity,
@@ -39,6 +39,9 @@ larger units takes half of it."""
 FEW_MORE_UNITS = 100
 """Units of half the size are tried only if they are at most twice as many, and so many more. Of 50 plans of
 ten networks none with more was predicted to be faster, nor any in units of a quarter of the size."""
+CALL_SECONDS = 5.5e-4
+"""Time by which a call of a pass delays it beyond what is simulated: Python runs in one thread at a time, and
+threads wait for the last one at norms. Measured: networks of images and volumes in core, in turns."""
 SEARCH_START_BYTES = 512 << 20
 """Budget at which the search for the smallest one begins, if the given one is not larger."""
 CLOSE_BYTES = 1 << 20
@@ -57,11 +60,20 @@ class Candidate:
     stays: bool
     """Whether nothing is spilled, by a bound: to simulate that takes long."""
     simulate: Callable[[], Simulated]
+    costs: Costs
+    programs: int
+    """Programs that run at once."""
 
     @cached_property
     def simulated(self) -> Simulated:
         """A step of it."""
         return self.simulate()
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds that each program that runs at once is busy in a step."""
+        seconds, layers = self.costs.program_seconds, self.compiled.plan.layers
+        return sum(seconds(unit.program) for one in layers for unit in one.units) / self.programs
 
     @property
     def moved_bytes(self) -> int:
@@ -85,12 +97,46 @@ def _as_one(graph: TaskGraph, machine: Machine, room_bytes: int) -> tuple[int, i
     They are taken for one that has all of their memory.
     """
     processes = max(min(machine.workers, graph.hosts or machine.workers), 1)
-    permits = machine.threads * processes
+    permits = machine.programs * processes
     return room_bytes * processes, permits, permits + processes
 
 
 def fastest_cut(draft: Draft, machine: Machine) -> Candidate | None:
-    """The fastest way to cut on a number of workers; None if nothing fits."""
+    """The fastest way to cut on a number of workers; None if nothing fits.
+
+    Each thread runs units of its own, or all threads run each unit together: where units are short, Python
+    takes much of their time, and threads wait for each other at every norm.
+    """
+    found = _fastest_stored(draft, machine)
+    if found is None or not _may_run_together(draft, machine):
+        return found
+    most_seconds = CALL_SECONDS * (len(found.compiled.graph.calls) - len(found.compiled.plan.layers))
+    if (1 / together_share(machine.threads) - 1) * found.busy_seconds > most_seconds:
+        return found
+    other = _fastest_stored(draft.on(machine.threads), replace(machine, together=machine.threads))
+    return found if other is None or not _is_faster(other, found) else other
+
+
+def _is_faster(other: Candidate, found: Candidate) -> bool:
+    """Whether another candidate takes less than one that was found, with the time that each call takes."""
+    both = (other, found)
+    stays = all(one.stays for one in both)
+    first, second = (
+        (one.busy_seconds if stays else one.simulated.seconds) + CALL_SECONDS * len(one.compiled.graph.calls)
+        for one in both
+    )
+    return first < second
+
+
+def _may_run_together(draft: Draft, machine: Machine) -> bool:
+    """Whether threads may run units together: nothing else has decided how the pass is cut."""
+    able = machine.threads > 1 and not machine.workers and get_engine(machine.engine).runs_together
+    free = draft.layering.threads == 1 and draft.pieces is None and draft.request.settings.parallel == "auto"
+    return able and free
+
+
+def _fastest_stored(draft: Draft, machine: Machine) -> Candidate | None:
+    """The fastest way to cut, also with values stored in bfloat16 where that is allowed."""
     found = _fastest_on_device(draft, machine)
     if found is not None and draft.request.settings.spill_dtype is not None and found.moved_bytes:
         names = may_be_bfloat16(
@@ -148,7 +194,7 @@ def _unit_sizes(machine: Machine) -> list[int]:
     largest = machine.unit_bytes
     if get_engine(machine.engine).device is None:
         largest = min(largest, LARGEST_UNIT_BYTES)
-    divisors = range(machine.threads, 0, -1) if machine.device_unit_bytes is None else ()
+    divisors = range(machine.programs, 0, -1) if machine.device_unit_bytes is None else ()
     return [largest, *(max(machine.capacity_bytes // divisor, 1) for divisor in divisors)]
 
 
@@ -172,7 +218,8 @@ def _candidate(
     tier_bytes, permits, workers = _as_one(compiled.graph, machine, room)
     shared = tier_bytes, permits, workers, draft.layering.costs
     simulated = partial(simulate, compiled.graph, *shared, keeps_old, timeline=False)
-    return Candidate(compiled, stays(compiled.graph, tier_bytes, workers), simulated)
+    how = draft.layering.costs, permits
+    return Candidate(compiled, stays(compiled.graph, tier_bytes, workers), simulated, *how)
 
 
 def cut(

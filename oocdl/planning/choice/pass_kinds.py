@@ -86,7 +86,8 @@ def _alike(
 ) -> CompiledPass:
     """Compile a pass whose weights, state and sums stay where others of the run have them."""
     whole = machine.workers > 1 and not like.plan.cuts
-    draft = replace(draft_alike(request, like), side=like.side, sums=sums)
+    draft = replace(draft_alike(request, like), side=like.side, sums=sums).on(like.plan.threads)
+    machine = replace(machine, together=like.plan.threads)
     hosts = like.plan.hosts or machine.workers
     return compile_within(draft, replace(machine, slots=1) if whole else machine, frozen, hosts)
 

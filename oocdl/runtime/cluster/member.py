@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
 from oocdl.host.heap import give_back_freed_memory, trim
 from oocdl.host.limits import check_budget
+from oocdl.planning.calls import UnitCall
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.local_order import local_order
 from oocdl.planning.hosts.share import Share
@@ -110,6 +111,9 @@ class Member:
         machine = self.machine = machine_for(
             known.settings, dataset, known.threads, preparing_bytes=known.preparation.nbytes
         )
+        calls = (call for share in shares.values() for call in share.own.values())
+        together = max((call.unit.program.threads for call in calls if isinstance(call, UnitCall)), default=1)
+        machine = self.machine = replace(machine, together=together)
         largest_bytes = max(one.crossing_bytes for one in known.passes.values())
         room = machine.room_bytes(known.passes.values(), TRAVELLING * largest_bytes)
         heap, self.tier = execute.open_tier(machine, room, self.spill)

@@ -85,8 +85,10 @@ def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return made
 
 
-def test_programs_take_no_more_than_they_say_and_not_much_less(programs: list[Program]) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_programs_take_no_more_than_they_say_and_not_much_less(programs: list[Program], threads: int) -> None:
     engine = get_engine("torch")
+    programs = [replace(one, threads=threads, key=f"{one.key} on {threads}") for one in programs]
     said = {program.key: engine.scratch_of(program, RULES).scratch_bytes for program in programs}
     taken = {program.key: peak_bytes(program) for program in programs}
     large = [program for program in programs if taken[program.key] > LEAST_BYTES]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oocdl.engines.convolution import Slide
 from oocdl.engines.torch.layout import has_channels_last
+from oocdl.engines.torch.torch_threads import team_of
 from oocdl.fusion.window_sums import SumLoop, Taps, add_window_sums, loop_for
 from oocdl.graph.ir.operands import Pads
 
@@ -56,6 +57,6 @@ def weight_gradient(
         window, data, grads = [Taps(1, 1, 1, 0), *window], data[:, None], grads[:, None]
     channels = (shape[1], shape[0]) if loop.block else (shape[0],)
     made = x.new_zeros((*(taps.count for taps in window), *channels))
-    add_window_sums(loop, data, grads, made.numpy(), window)
+    add_window_sums(loop, data, grads, made.numpy(), window, team_of(torch.get_num_threads()))
     made = made.view(*shape[2:], -1, shape[0])
     return made.movedim((-1, -2), (0, 1))
