@@ -42,8 +42,19 @@ class AnyChainStep(ABC, Generic[A]):
         self.summed = made - self.full
         """Slots whose values are computed from the loop's sums in memory."""
         self._outside = [(key, column) for key, column in self.columns.items() if isinstance(key, tuple)]
-        self._known: dict[tuple[int, Shape, Shape], tuple[int, tuple[int, ...]]] = {}
-        """Column, shape and strides of a slot's array -> where the operand begins in it, and its strides."""
+        self._written: list[tuple[int, Kind, int]] = []
+        """Slot, kernel's shape and dtype, and column of what the loop writes."""
+        self._shapes: list[tuple[int, Shape]] = []
+        """Slot of each result that is read later, and its shape there."""
+        for item in chain.members:
+            kinds = zip(item.outputs, item.kernel_shapes, item.shapes, item.dtypes, strict=True)
+            for slot, kernel_shape, shape, dtype in kinds:
+                if slot in self.full:
+                    self._written.append((slot, (kernel_shape, dtype), self.columns[slot]))
+                if slot in made:
+                    self._shapes.append((slot, shape))
+        self._known: dict[tuple[int, object], tuple[int, tuple[int, ...]]] = {}
+        """Column, and how a slot's array lies -> where the operand begins in it, and its strides."""
 
     def run(self, slots: dict[int, A], places: Mapping[int, A]) -> None:
         """Read operands from ``slots`` and put results there, in the arrays of ``places`` where given."""
@@ -53,21 +64,16 @@ class AnyChainStep(ABC, Generic[A]):
             for (slot, box, shape), column in self._outside
         }
         results: dict[int, Any] = {}
-        for item in self.chain.members:
-            for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
-                if slot in self.full:
-                    results[slot] = self._whole(slot, (shape, dtype), slots, places)
-                    place = self.loop.place(self._view(results[slot]))
-                    assert place is not None, "a loop cannot write a result as it lies"
-                    placed[self.columns[slot]] = place
+        for slot, kind, column in self._written:
+            results[slot] = whole = self._whole(slot, kind, slots, places)
+            placed[column] = self._result_place(column, whole)
         for item, sums in self.loop.run(placed):
             for slot, total, dtype in zip(item.outputs, sums, item.dtypes, strict=True):
                 results[slot] = self._of_numpy(total, dtype)
-        for item in self.chain.members:
-            for slot, shape in zip(item.outputs, item.shapes, strict=True):
-                if slot in results:
-                    last, made = self.chain.channels_last, results[slot]
-                    slots[slot] = (self._library.moveaxis(made, -1, 1) if last else made).reshape(shape)
+        last = self.chain.channels_last
+        for slot, shape in self._shapes:
+            made = results[slot]
+            slots[slot] = (self._library.moveaxis(made, -1, 1) if last else made).reshape(shape)
 
     def able(self, lying: Callable[[int, Shape, str], A]) -> set[int]:
         """Return the slots that the loop can write where they belong.
@@ -89,11 +95,11 @@ class AnyChainStep(ABC, Generic[A]):
 
         An operand is a view nearly always, and lies as it did the last time.
         """
-        view = self._view(array)
-        key = (column, view.shape, view.strides)
+        key = (column, self._lying(array))
         if key in self._known:
             offset, steps = self._known[key]
-            return Placed(view.address + offset, steps)
+            return Placed(self._address(array) + offset, steps)
+        view = self._view(array)
         operand = self._seen(crop(array, box), shape)
         place = self.loop.place(self._view(operand))
         if place is None:
@@ -107,6 +113,15 @@ class AnyChainStep(ABC, Generic[A]):
             copies.append(operand)
         return place
 
+    def _result_place(self, column: int, array: A) -> Placed:
+        """Tell how a column's result lies."""
+        key = (column, self._lying(array))
+        if key not in self._known:
+            place = self.loop.place(self._view(array))
+            assert place is not None, "a loop cannot write a result as it lies"
+            self._known[key] = 0, place.steps
+        return Placed(self._address(array), self._known[key][1])
+
     def _seen(self, array: Any, shape: Shape) -> A:
         """View the array of a slot in a shape of the chain."""
         last = self.chain.channels_last and len(shape) == self.rank
@@ -114,9 +129,22 @@ class AnyChainStep(ABC, Generic[A]):
         moved: A = self._library.moveaxis(seen, 1, -1) if last else seen
         return moved
 
-    @abstractmethod
     def _view(self, array: A) -> View:
         """Tell the address and strides of an array, in the axes of the chain."""
+        shape, strides = self._lying(array)
+        return View(self._address(array), tuple(shape), tuple(step * self._unit(array) for step in strides))
+
+    @abstractmethod
+    def _address(self, array: A) -> int:
+        """Return the address of an array's first element."""
+
+    @abstractmethod
+    def _lying(self, array: A) -> tuple[Shape, tuple[int, ...]]:
+        """Return the shape and the strides of an array, as its library has them."""
+
+    @abstractmethod
+    def _unit(self, array: A) -> int:
+        """Return the bytes that strides of an array are counted in."""
 
     @abstractmethod
     def _copy(self, array: A) -> A:

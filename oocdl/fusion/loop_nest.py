@@ -197,8 +197,7 @@ class Fused:
         # What is left of an axis that is cut into rows is short, and is one part.
         bounds = self._bounds if call is self._calls[0] else [0, call.rows]
         parts = np.tile(arguments, (len(bounds) - 1, 1))
-        axis = self._cut if self._cut < len(extents) else len(extents)
-        place = OUTER_AXES - len(extents) + axis
+        place = OUTER_AXES - len(extents) + self._cut
         if len(parts) > 1:
             parts[:, place] = np.diff(bounds)
             parts[:, addresses] += np.outer(bounds[:-1], arguments[addresses + 1 + place])

@@ -18,7 +18,6 @@ from oocdl.engines.ort.ort_session import forget_sessions
 from oocdl.errors import UnsupportedError
 from oocdl.fusion.chain import Chain, Kind, arrange, crop, makes_of, reads_of
 from oocdl.fusion.executor import AnyChainStep
-from oocdl.fusion.loop_nest import View
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
@@ -43,8 +42,14 @@ class _ChainStep(AnyChainStep[Array]):
         assert np.shares_memory(place, places[slot]), "a result would go to a copy of its place"
         return place
 
-    def _view(self, array: Array) -> View:
-        return View(array.ctypes.data, array.shape, array.strides)
+    def _address(self, array: Array) -> int:
+        return int(array.ctypes.data)
+
+    def _lying(self, array: Array) -> tuple[Shape, tuple[int, ...]]:
+        return array.shape, array.strides
+
+    def _unit(self, array: Array) -> int:
+        return 1
 
     def _copy(self, array: Array) -> Array:
         return array.copy()

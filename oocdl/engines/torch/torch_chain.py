@@ -9,9 +9,9 @@ from torch import Tensor
 
 from oocdl.fusion.chain import Chain, Kind, crop
 from oocdl.fusion.executor import AnyChainStep
-from oocdl.fusion.loop_nest import Key, View
+from oocdl.fusion.loop_nest import Key
 from oocdl.fusion.team import Team
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, Shape
 
 Spare = Callable[[int], Sequence[int]]
 
@@ -70,9 +70,14 @@ class ChainStep(AnyChainStep[Tensor]):
                 return old
         return torch.empty(kind[0], dtype=getattr(torch, kind[1]))
 
-    def _view(self, array: Tensor) -> View:
-        strides = tuple(step * array.element_size() for step in array.stride())
-        return View(array.data_ptr(), tuple(array.shape), strides)
+    def _address(self, array: Tensor) -> int:
+        return array.data_ptr()
+
+    def _lying(self, array: Tensor) -> tuple[Shape, tuple[int, ...]]:
+        return array.shape, array.stride()
+
+    def _unit(self, array: Tensor) -> int:
+        return array.element_size()
 
     def _copy(self, array: Tensor) -> Tensor:
         return array.contiguous()
