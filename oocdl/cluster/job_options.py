@@ -5,8 +5,6 @@ An option comes from the call, else from the table of its system in the site fil
 
 from __future__ import annotations
 
-import difflib
-import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from oocdl.cluster.site import SYSTEMS, Site, read_site
-from oocdl.config import flag, parse_bytes
+from oocdl.config import flag, nearest, parse_bytes, whole
 from oocdl.errors import InputError
 from oocdl.host.paths import path_of, state_folder
 
@@ -145,8 +143,7 @@ def job_settings(system: str, options: Mapping[str, Any]) -> JobSettings:
     known = tuple(JobOptions.__annotations__)
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" (did you mean '{near[0]}'?)" if near else f"; it takes {', '.join(known)}"
+            hint = nearest(name, known) or f"; it takes {', '.join(known)}"
             raise InputError(f"oocdl.cluster.{system} has no option '{name}'{hint}")
     site = read_site(system, known)
     values = {**site.values, **{name: value for name, value in options.items() if value is not None}}
@@ -174,8 +171,8 @@ def _checked(system: str, found: Mapping[str, Any]) -> JobSettings:
     return JobSettings(
         **{**texts, "spill": texts["spill"] or JOB_SPILL},
         system=system,
-        nodes=_count("nodes", found.get("nodes", 1)),
-        cores=_count("cores", found["cores"]),
+        nodes=whole("nodes", found.get("nodes", 1)),
+        cores=whole("cores", found["cores"]),
         memory_bytes=_size("memory", found["memory"], LEAST_MEMORY_BYTES),
         walltime_seconds=parse_walltime(found["walltime"]),
         disk_bytes=None if found.get("disk") is None else _size("disk", found["disk"]),
@@ -220,16 +217,6 @@ def walltime_text(seconds: int) -> str:
     '36:00:00'
     """
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-
-
-def _count(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(value, bool):
-        raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return number
 
 
 def _size(name: str, value: Any, least_bytes: int = 1) -> int:

@@ -10,7 +10,6 @@ It is TOML, with a table for each batch system and in it the options of ``oocdl.
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oocdl.config import nearest
 from oocdl.errors import InputError
 from oocdl.host.paths import home_folder, path_of
 
@@ -76,6 +76,4 @@ def read_site(system: str, known: Iterable[str]) -> Site:
 
 
 def _hint(word: str, known: Iterable[str]) -> str:
-    names = tuple(known)
-    near = difflib.get_close_matches(word, names, 1)
-    return f"; did you mean '{near[0]}'?" if near else f", which is none of {', '.join(names)}"
+    return nearest(word, known) or f", which is none of {', '.join(known)}"

@@ -286,7 +286,7 @@ def test_no_batch_system_and_no_package(batch: Use, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("system", "options", "words"),
     [
-        ("slurm", {"cores": 0}, "cores must be a whole number of at least 1, got 0"),
+        ("slurm", {"cores": 0}, "cores must be at least 1, got 0"),
         ("slurm", {"nodes": True}, "nodes must be"),
         ("slurm", {"memory": "much"}, "memory: 'much' is not a size"),
         ("slurm", {"memory": 4096}, "memory of a job is 4096 bytes, which no worker can do with"),

@@ -86,9 +86,9 @@ def test_the_first_site_file_holds(home: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[slurm]\nques = 'long'", r"site\.toml has 'ques' in \[slurm\]; did you mean 'queue'"),
+        ("[slurm]\nques = 'long'", r"site\.toml has 'ques' in \[slurm\] \(did you mean 'queue'"),
         ("[pbs]\nzzz = 1", r"site\.toml has 'zzz' in \[pbs\], which is none of nodes, "),
-        ("[slurn]\n", r"site\.toml has 'slurn'; did you mean 'slurm'"),
+        ("[slurn]\n", r"site\.toml has 'slurn' \(did you mean 'slurm'"),
         ("slurm = 3", r"'slurm' is to be a table"),
         ("[slurm", r"site\.toml cannot be read: "),
         ("[slurm]\ncores = 'many'", r"cores must be .*site\.toml"),
