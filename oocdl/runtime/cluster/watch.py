@@ -92,7 +92,8 @@ class Watch:
                     self._silent.remove(address)
                     self._tell(f"worker {address} is back")
             elif seconds >= self._drop_seconds:
-                drop(self.client, address)
+                # If it is alive after all, it is told and starts anew.
+                on_scheduler(self.client, scheduler_side.forget_worker, address)
                 raise WorkersLost(f"worker {address} has been silent for {seconds:.0f} s")
             elif address not in self._silent:
                 self._silent.add(address)
@@ -289,11 +290,6 @@ def roll(client: Any, tell: Callable[[str], None] | None = None) -> dict[str, Se
         address: Seen(silent, None if report is None else Report(*report))
         for address, (silent, report) in found.items()
     }
-
-
-def drop(client: Any, address: str) -> None:
-    """Have the scheduler forget a worker; if that is alive after all, it is told and starts anew."""
-    on_scheduler(client, scheduler_side.forget_worker, address)
 
 
 def on_scheduler(
