@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from oocdl.planning.calls import Call, PickCall
-from oocdl.planning.hosts.exchange import Bundle, Exchange
+from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.placement import Strip
-from oocdl.planning.hosts.share import Share, shares_of
+from oocdl.planning.hosts.share import Share
 from oocdl.planning.task_key import TaskKey
 
 END = (1 << 62,)
@@ -45,11 +45,6 @@ class LocalOrder:
     """Number of calls of each group of layers that it runs."""
     group_of: Mapping[TaskKey, int]
     """The group of each of these calls."""
-
-
-def local_orders(exchange: Exchange, members: Collection[int]) -> dict[int, LocalOrder]:
-    """Return the order of each of ``members`` in a pass."""
-    return dict(zip(members, map(local_order, shares_of(exchange, members)), strict=True))
 
 
 def local_order(share: Share) -> LocalOrder:

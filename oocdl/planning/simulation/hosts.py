@@ -24,8 +24,9 @@ from oocdl.planning.hosts.exchange import (
     Exchange,
     exchanges_of,
 )
-from oocdl.planning.hosts.local_order import LocalOrder, Work, local_orders
+from oocdl.planning.hosts.local_order import LocalOrder, Work, local_order
 from oocdl.planning.hosts.segments import segment_counts
+from oocdl.planning.hosts.share import shares_of
 from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network
 from oocdl.planning.simulation.one_process import after, before, regions_of
 from oocdl.planning.simulation.process import Process, Step
@@ -198,8 +199,7 @@ class _Run:
         self.clock = processes[0].clock
         self.network = Network(cluster)
         self.tasks_of_cluster = segment_counts(pass_, cluster.hosts, processes[0].slots)
-        found = local_orders(pass_, range(cluster.hosts))
-        self.orders = [found[host] for host in range(cluster.hosts)]
+        self.orders = list(map(local_order, shares_of(pass_, range(cluster.hosts))))
         self.tasks = [
             Tasks(
                 [*((key, None) for key in order.stored), *(step[:2] for step in order.steps)],

@@ -16,10 +16,11 @@ from oocdl.planning.calls import PickCall
 from oocdl.planning.hosts import exchange, relays
 from oocdl.planning.hosts import segments as module
 from oocdl.planning.hosts.exchange import Bundle, Exchange, exchanges_of, homes_of
-from oocdl.planning.hosts.local_order import LocalOrder, Work, local_orders
+from oocdl.planning.hosts.local_order import LocalOrder, Work, local_order
 from oocdl.planning.hosts.placement import Strip, place
 from oocdl.planning.hosts.relays import COLLECTED_BYTES, FAN, Legs, Pairs, routes
 from oocdl.planning.hosts.segments import Segment, outline_of, segments_of
+from oocdl.planning.hosts.share import shares_of
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.window_order import WindowOrder
 from tests.kit.placed import worker_of
@@ -283,6 +284,6 @@ def test_nobody_waits_in_a_circle(
         compiled = cut_for(unet_draft(16, 4), 1, workers, space=(4, 4))
     placed = place(compiled.graph, workers)
     made = exchange.exchange(placed, homes_of([placed]), workers)
-    orders = [*local_orders(made, range(workers)).values()]
+    orders = [local_order(share) for share in shares_of(made, range(workers))]
     for seed, window in enumerate(windows):
         assert not stands_still(orders, most_asked, window, seed)

@@ -17,7 +17,7 @@ from oocdl.planning.hosts import exchange as module
 from oocdl.planning.hosts import placement
 from oocdl.planning.hosts.exchange import alike
 from oocdl.planning.hosts.flat_pass import flatten
-from oocdl.planning.hosts.local_order import local_order, local_orders
+from oocdl.planning.hosts.local_order import local_order
 from oocdl.planning.hosts.placement import copies, place
 from oocdl.planning.hosts.share import Share, packed_shares, shares_of
 from tests.kit.placed import placement_digest, strips_of
@@ -105,8 +105,9 @@ def test_what_travels_to_members_is_their_own_part(network: str, cut: str) -> No
     assert tuple(strips) == strips_of(made.placed)
     bundles = {bundle.key.number: bundle for share in shares for bundle in share.bundles()}
     assert bundles == dict(enumerate(made.bundles))
-    for member, order in local_orders(made, range(8)).items():
-        mine = local_order(shares[member])
+    for mine, order in zip(
+        map(local_order, shares), map(local_order, shares_of(made, range(8))), strict=True
+    ):
         assert list(map(repr, mine.steps)) == list(map(repr, order.steps))
         assert (mine.stored, mine.arriving, mine.uses) == (order.stored, order.arriving, order.uses)
 

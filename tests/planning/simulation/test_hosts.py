@@ -31,8 +31,9 @@ from oocdl.planning.cost_model import (
 from oocdl.planning.hosts import placement
 from oocdl.planning.hosts.exchange import SMALL_BYTES, exchange, homes_of
 from oocdl.planning.hosts.flat_pass import flatten
-from oocdl.planning.hosts.local_order import local_orders
+from oocdl.planning.hosts.local_order import local_order
 from oocdl.planning.hosts.placement import placed_on
+from oocdl.planning.hosts.share import shares_of
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_exchange, simulate_hosts
 from oocdl.planning.simulation.network import EVENT_LOOP_SHARE, Clock, Cluster, Cores, Network
 from oocdl.planning.simulation.one_process import simulate
@@ -307,8 +308,8 @@ def test_every_call_is_done_by_one_host(plan: oocdl.Plan, monkeypatch: pytest.Mo
     monkeypatch.setattr(placement, "MOST_COPYING_WORKERS", 0)
     compiled = plan.compiled
     going = exchanged(compiled, 3)
-    orders = local_orders(going, range(3))
-    done = [one.key for order in orders.values() for one in order.steps if one.number >= 0]
+    orders = [local_order(share) for share in shares_of(going, range(3))]
+    done = [one.key for order in orders for one in order.steps if one.number >= 0]
     assert sorted(done) == sorted(call.key for call in compiled.graph.calls)
-    alone = local_orders(going, [1])[1]
-    assert list(map(repr, alone.steps)) == list(map(repr, orders[1].steps))
+    (alone,) = shares_of(going, [1])
+    assert list(map(repr, local_order(alone).steps)) == list(map(repr, orders[1].steps))
