@@ -19,7 +19,7 @@ from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.assignment import NETWORK_BYTES_PER_SECOND
 from oocdl.planning.hosts.exchange import exchanges_of
 from oocdl.planning.machine import Machine
-from oocdl.planning.simulation.estimate import estimated_seconds, work_seconds
+from oocdl.planning.simulation.estimate import estimated_seconds
 from oocdl.planning.simulation.network import Cluster
 from oocdl.planning.slot_search import held_bytes, travelling_seconds, weight_bytes, weight_cuts
 
@@ -135,10 +135,9 @@ def _timed(found: Candidate, machine: Machine, hosts: int) -> _Timed:
     compiled = found.compiled if hosts == machine.workers else on_hosts(found.compiled, hosts)
     going = exchanges_of({"": compiled.graph}, machine.workers, machine.threads)[""]
     cluster = Cluster(hosts=machine.workers, bytes_per_second=NETWORK_BYTES_PER_SECOND)
-    work = work_seconds(going)
-    seconds = estimated_seconds(going, cluster, machine.threads, work)
+    seconds, work = estimated_seconds(going, cluster, machine.threads)
     if found.moved_bytes:
         disk_seconds = found.simulated.read_bytes / NOMINAL.disk_read_bytes_per_second
         disk_seconds += found.simulated.written_bytes / NOMINAL.disk_write_bytes_per_second
         seconds += disk_seconds / machine.workers
-    return _Timed(compiled, hosts, seconds, sum(work))
+    return _Timed(compiled, hosts, seconds, work)

@@ -21,7 +21,7 @@ from oocdl.planning.hosts.segments import segment_counts
 from oocdl.planning.simulation.network import Cluster, Network
 
 
-def work_seconds(going: Exchange) -> list[float]:
+def _work_seconds(going: Exchange) -> list[float]:
     """Return nominal seconds of each call on one thread, with putting its inputs together; 0 for picks."""
     costs, found = Costs(NOMINAL), []
     for call in going.graph.calls:
@@ -35,12 +35,9 @@ def work_seconds(going: Exchange) -> list[float]:
     return found
 
 
-def estimated_seconds(going: Exchange, cluster: Cluster, threads: int, work: Sequence[float]) -> float:
-    """About the seconds of a pass over ``cluster.hosts`` hosts of so many threads each.
-
-    ``work``: its ``work_seconds``.
-    """
-    estimate = _Estimate(going, cluster, threads)
+def estimated_seconds(going: Exchange, cluster: Cluster, threads: int) -> tuple[float, float]:
+    """About the seconds of a pass over ``cluster.hosts`` hosts of so many threads, and of its work on one."""
+    estimate, work = _Estimate(going, cluster, threads), _work_seconds(going)
     waiting = estimate.send([], 0)
     for begin, end in estimate.blocks():
         estimate.do(begin, end, work)
@@ -48,7 +45,7 @@ def estimated_seconds(going: Exchange, cluster: Cluster, threads: int, work: Seq
     network = estimate.network
     passed_seconds = max(*network.sent_bytes, *network.received_bytes, 0) / cluster.bytes_per_second
     ended = max(*map(max, estimate.free), *estimate.arrived.values(), *network.loop_seconds, passed_seconds)
-    return cluster.seconds(ended, segment_counts(going, cluster.hosts, threads))
+    return cluster.seconds(ended, segment_counts(going, cluster.hosts, threads)), sum(work)
 
 
 class _Estimate:

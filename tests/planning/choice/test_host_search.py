@@ -16,7 +16,7 @@ from oocdl.planning.hosts.exchange import Exchange
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
 from oocdl.planning.pass_plan import frozen_cuts
-from oocdl.planning.simulation.estimate import estimated_seconds, work_seconds
+from oocdl.planning.simulation.estimate import estimated_seconds
 from oocdl.planning.simulation.hosts import simulate_exchange
 from oocdl.planning.simulation.network import Cluster
 from oocdl.planning.simulation.one_process import simulate
@@ -168,9 +168,7 @@ def test_estimates_are_near_what_is_simulated(kind: str, workers: int) -> None:
     make, threads, _ = ESTIMATED[kind]
     draft, machine = make(), machine_of(workers, threads)
     compiled = cut_for_all(draft, machine)
-    going = over(compiled, machine)
-    work = work_seconds(going)
-    found = estimated_seconds(going, cluster_of(machine), machine.threads, work)
+    found, _ = estimated_seconds(over(compiled, machine), cluster_of(machine), machine.threads)
     assert 0.6 < found / simulated_seconds(compiled, machine) < 1.5
 
 
