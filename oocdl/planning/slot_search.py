@@ -22,7 +22,7 @@ from math import ceil, prod
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import Grid, LayerCutter
-from oocdl.planning.cost_model import TASK_SECONDS
+from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, Costs
 from oocdl.planning.tile_search import MAX_LAYER_SHARDS, SHARED_CLASSES, LayerCost, Layering
 
 FEW_SLOTS = 4
@@ -178,10 +178,8 @@ class SlotSearch:
 
     def _next(self, layer: Layer, cuts: Sequence[int]) -> int | None:
         """The class to cut so that a layer has more pieces, if there is one."""
-        classes, order = (
-            self.layering.classes,
-            self.layering.by_repeated_bytes(self.layering.cut_order, [layer]),
-        )
+        classes = self.layering.classes
+        order = self.layering.by_repeated_bytes(self.layering.cut_order, [layer])
         sinks = {*layer.stores, *layer.partials}
         makers = [cell for cell in layer.cells if any(view.value in sinks for view in cell.outputs)]
         shares: dict[int, float] = {}
@@ -250,3 +248,17 @@ def travelling_seconds(
             shared = workers if not set(of_axes[name]).isdisjoint(cuts) else 1
             nbytes += values[name].nbytes * (workers - 1) / shared
     return nbytes / bytes_per_second
+
+
+def least_work_seconds(layering: Layering, cuts: tuple[int, ...], pieces: int) -> float:
+    """About the least nominal seconds of all units, one by one, if classes are cut in so many pieces."""
+    found, costs = 0.0, Costs(NOMINAL)
+    middle_seconds: dict[object, float] = {}
+    for layer in layering.layers(cuts):
+        cutter = layering.cutter(layer, dict.fromkeys(cuts, pieces))
+        key = layering.cut_key(cutter)
+        if key not in middle_seconds:
+            unit = cutter.unit(tuple(count // 2 for count in cutter.grid.values()))
+            middle_seconds[key] = costs.program_seconds(unit.program)
+        found += cutter.count * middle_seconds[key]
+    return found

@@ -21,7 +21,13 @@ from oocdl.planning.hosts.exchange import exchanges_of
 from oocdl.planning.machine import Machine
 from oocdl.planning.simulation.estimate import estimated_seconds
 from oocdl.planning.simulation.network import Cluster
-from oocdl.planning.slot_search import held_bytes, travelling_seconds, weight_bytes, weight_cuts
+from oocdl.planning.slot_search import (
+    held_bytes,
+    least_work_seconds,
+    travelling_seconds,
+    weight_bytes,
+    weight_cuts,
+)
 
 WORTH_RATIO = 0.85
 """More workers get work if a step takes at most this share of the time of one on fewer: by estimates, which
@@ -121,8 +127,11 @@ def _along_weights(draft: Draft, best: _Timed, machine: Machine, hosts: int) -> 
         return best
     found = []
     for side, cuts in enumerate(weight_cuts(layering)):
-        travels = travelling_seconds(layering, cuts, hosts, NETWORK_BYTES_PER_SECOND)
-        if travels >= WORTH_RATIO * best.seconds:
+        # A layer's partial sums travel when its work is done, and the next layer waits for them.
+        least = travelling_seconds(layering, cuts, hosts, NETWORK_BYTES_PER_SECOND)
+        if least < WORTH_RATIO * best.seconds:
+            least += least_work_seconds(layering, cuts, hosts) / (hosts * machine.threads)
+        if least >= WORTH_RATIO * best.seconds:
             continue
         made = fastest_cut(replace(draft, side=side), machine.of(hosts))
         if made is not None and (hosts == machine.workers or not made.moved_bytes):

@@ -11,7 +11,7 @@ from oocdl.planning.choice import budget, host_search
 from oocdl.planning.choice.budget import cut, fastest_cut, predict_pass
 from oocdl.planning.choice.pass_kinds import compile_within
 from oocdl.planning.compiler import CompiledPass, Draft
-from oocdl.planning.cost_model import NOMINAL
+from oocdl.planning.cost_model import NOMINAL, call_seconds
 from oocdl.planning.hosts.exchange import Exchange
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
@@ -20,7 +20,7 @@ from oocdl.planning.simulation.estimate import estimated_seconds
 from oocdl.planning.simulation.hosts import simulate_exchange
 from oocdl.planning.simulation.network import Cluster
 from oocdl.planning.simulation.one_process import simulate
-from oocdl.planning.slot_search import travelling_seconds, weight_bytes, weight_cuts
+from oocdl.planning.slot_search import least_work_seconds, travelling_seconds, weight_bytes, weight_cuts
 from tests.kit.plans import exchanged, mlp_draft, unet_draft
 
 THREADS = 2
@@ -191,6 +191,15 @@ def test_what_travels_at_least_are_partial_sums_of_every_second_layer(wide: Draf
     activation = SAMPLES * WIDTH * 4
     found = travelling_seconds(wide.layering, first, 3, 1.0) / (2 * activation)
     assert LAYERS / 2 <= found <= LAYERS / 2 + LAYERS / 2 + 1
+
+
+def test_the_least_work_of_cut_weights_is_about_that_of_their_plan(wide: Draft) -> None:
+    """By it most such plans need not be made."""
+    cuts, _ = weight_cuts(wide.layering)
+    found = fastest_cut(replace(wide, side=0), machine_of(2))
+    assert found is not None
+    work = sum(call_seconds(found.compiled.graph.calls))
+    assert 0.8 * work < least_work_seconds(wide.layering, cuts, 2) <= work
 
 
 @pytest.mark.parametrize("workers", (2, 4))
