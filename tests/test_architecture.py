@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70_607,
+    "lines of oocdl": 70_603,
     "lines of augmentation": 1481,
     "lines of callbacks": 660,
     "lines of cli": 1852,
@@ -178,7 +178,7 @@ LIMITS = {
     "lines of graph": 10_695,
     "lines of host": 1091,
     "lines of ops": 6138,
-    "lines of planning": 8435,
+    "lines of planning": 8438,
     "lines of presets": 618,
     "lines of pytorch": 3864,
     "lines of report": 2636,
