@@ -41,7 +41,7 @@ class Slots:
         self.dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
         self.shape_of = dict(zip(program.inputs, program.input_shapes, strict=True))
         self.order_of = dict(program.orders)
-        self.channels_last = frozenset(self.order_of)
+        self.channels_last, self.threads = frozenset(self.order_of), program.threads
         self.direct: Collection[int] = ()
         """Slots that are made where the program's results belong."""
 

@@ -86,8 +86,11 @@ def _alike(
 ) -> CompiledPass:
     """Compile a pass whose weights, state and sums stay where others of the run have them."""
     whole = machine.workers > 1 and not like.plan.cuts
-    draft = replace(draft_alike(request, like), side=like.side, sums=sums).on(like.plan.threads)
-    machine = replace(machine, together=like.plan.threads)
+    draft, threads = replace(draft_alike(request, like), side=like.side, sums=sums), like.plan.threads
+    if threads > 1 and frozen is None:
+        found = fastest_cut(draft.on(threads), replace(machine, together=threads))
+        if found is not None:
+            return found.compiled
     hosts = like.plan.hosts or machine.workers
     return compile_within(draft, replace(machine, slots=1) if whole else machine, frozen, hosts)
 

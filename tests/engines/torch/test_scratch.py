@@ -88,11 +88,12 @@ def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("threads", [1, 2])
 def test_programs_take_no_more_than_they_say_and_not_much_less(programs: list[Program], threads: int) -> None:
     engine = get_engine("torch")
-    programs = [replace(one, threads=threads, key=f"{one.key} on {threads}") for one in programs]
+    some = programs[:: 1 if threads == 1 else 3]
+    programs = [replace(one, threads=threads, key=f"{one.key} on {threads}") for one in some]
     said = {program.key: engine.scratch_of(program, RULES).scratch_bytes for program in programs}
     taken = {program.key: peak_bytes(program) for program in programs}
     large = [program for program in programs if taken[program.key] > LEAST_BYTES]
-    assert len(large) > 20
+    assert len(large) > (20 if threads == 1 else 6)
     over = [program for program in large if taken[program.key] > said[program.key]]
     assert not {str([item.op for item in p.instructions]): (taken[p.key], said[p.key]) for p in over}
     assert sum(said[p.key] for p in large) < 1.7 * sum(taken[p.key] for p in large)

@@ -50,7 +50,7 @@ def test_of_a_member_that_is_silent_one_line_is_told(monkeypatch: pytest.MonkeyP
 def test_whoever_was_stopped_with_the_driver_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a machine is that sleeps: the scheduler reads the heartbeats a moment later."""
     looked = watch.Watch(None, ["a"], print)
-    monkeypatch.setattr(watch, "drop", lambda *_: None)
+    monkeypatch.setattr(watch, "on_scheduler", lambda *_: None)
     for silent, since in ((0.0, 1.0), (300.0, 300.0), (0.0, 1.0)):
         there = {"a": watch.Seen(silent, IDLE)}
         monkeypatch.setattr(watch, "roll", lambda *_, there=there: there)

@@ -71,9 +71,10 @@ def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules
         if not taken and (operand.slot not in slots.channels_last or _has_gaps(item, index, slots)):
             scratch += nbytes(operand.shape, dtype)  # sorted first
     if kind.makes_weights and not (point or few) and loop_by_shape(weights, slide, dtype) is not None:
-        return scratch + 3 * nbytes(weights, dtype)
+        return scratch + (2 + slots.threads) * nbytes(weights, dtype)  # each thread has sums of its own
     # Weights in the order of the data, in oneDNN's blocks of 16 channels, and flipped.
-    scratch += 4 * nbytes((_blocks_of_16(weights[0]), _blocks_of_16(weights[1]), *weights[2:]), dtype)
+    blocks = nbytes((_blocks_of_16(weights[0]), _blocks_of_16(weights[1]), *weights[2:]), dtype)
+    scratch += (3 + slots.threads) * blocks
     if kind.transposed and has_onednn() and makes_blocks(item):  # the blocks of one call
         return scratch + nbytes((planes_at_once(x.shape, weights[1]), *x.shape[3:], *weights[1:]), dtype)
     scratch += _group_blocks_bytes(kind, item, dtype)
