@@ -93,10 +93,11 @@ def test_programs_take_no_more_than_they_say_and_not_much_less(programs: list[Pr
     said = {program.key: engine.scratch_of(program, RULES).scratch_bytes for program in programs}
     taken = {program.key: peak_bytes(program) for program in programs}
     large = [program for program in programs if taken[program.key] > LEAST_BYTES]
-    assert len(large) > (20 if threads == 1 else 6)
+    assert len(large) > (20 if threads == 1 else 4)
     over = [program for program in large if taken[program.key] > said[program.key]]
     assert not {str([item.op for item in p.instructions]): (taken[p.key], said[p.key]) for p in over}
-    assert sum(said[p.key] for p in large) < 1.7 * sum(taken[p.key] for p in large)
+    most = 1.7 if threads == 1 else 2  # sums that each thread may have of its own
+    assert sum(said[p.key] for p in large) < most * sum(taken[p.key] for p in large)
 
 
 def test_on_a_device_they_take_no_more_than_is_asked_for(programs: list[Program]) -> None:
