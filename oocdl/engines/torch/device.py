@@ -27,7 +27,6 @@ from oocdl.engines.engine import Engine, Part, Run, combine
 from oocdl.engines.torch.device_memory import DeviceMemory
 from oocdl.engines.torch.torch_engine import Step
 from oocdl.engines.torch.torch_kernels import KERNELS
-from oocdl.engines.torch.torch_threads import use_threads
 from oocdl.engines.torch.transfer import PIECE_BYTES, PIECES_PER_STREAM, Stream, cuda_stream
 from oocdl.errors import InputError, ResourceError
 from oocdl.fusion.chain import crop
@@ -231,7 +230,7 @@ class TorchDeviceEngine(Engine):
     @contextmanager
     def _stream(self) -> Iterator[Stream]:
         """A stream to copy with, while kernels that are called go to that on which programs run."""
-        use_threads(1)
+        torch.set_num_threads(1)
         stream = self._streams.get()
         try:
             with torch.inference_mode(), _exactly, torch.cuda.stream(self._computing):

@@ -20,7 +20,7 @@ from oocdl.engines.torch.torch_chain import ChainStep, Spare
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_record import Result
 from oocdl.engines.torch.torch_record import Run as KernelRun
-from oocdl.engines.torch.torch_threads import team_of, use_threads
+from oocdl.engines.torch.torch_threads import team_of
 from oocdl.engines.torch.transfer import shared, to_torch
 from oocdl.fusion.chain import Chain, Group, arrange, crop, makes_of, reads_of
 from oocdl.fusion.recompute import recomputed
@@ -227,7 +227,7 @@ class TorchEngine(Engine):
             for number in own - rooms.keys():
                 if not arrays[number].flags.writeable:
                     raise ValueError(f"input {number} is written over, but may only be read")
-            use_threads(program.threads)
+            torch.set_num_threads(program.threads)  # of kernels that this thread calls
             with torch.inference_mode():
                 slots = dict(zip(program.inputs, map(to_torch, arrays), strict=True))
                 places = {slot: shared(outs[number]) for slot, number in direct.items()}

@@ -75,6 +75,9 @@ def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules
     # Weights in the order of the data, in oneDNN's blocks of 16 channels, and flipped.
     blocks = nbytes((_blocks_of_16(weights[0]), _blocks_of_16(weights[1]), *weights[2:]), dtype)
     scratch += (3 + slots.threads) * blocks
+    if kind.makes_weights:  # each further thread sorts a block of channels of both operands
+        planes = (padded_shape(operand)[2:] for operand in item.operands)
+        scratch += (slots.threads - 1) * sum(nbytes((16, *space), dtype) for space in planes)
     if kind.transposed and has_onednn() and makes_blocks(item):  # the blocks of one call
         return scratch + nbytes((planes_at_once(x.shape, weights[1]), *x.shape[3:], *weights[1:]), dtype)
     scratch += _group_blocks_bytes(kind, item, dtype)
