@@ -22,7 +22,7 @@ SHORT: dict[str, Any] = {**EXACT, "precision": "float32", "batch_size": 4, "opti
 @pytest.fixture(autouse=True, scope="module")
 def _cuts_small_layers_and_loops() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("tile_search", "pass_plan"):
+        for module in ("tile_search", "pass_plan", "choice.budget"):
             patch.setattr(f"oocdl.planning.{module}.MIN_PARALLEL_SECONDS", 1e-5)
         patch.setattr("oocdl.fusion.loop_nest.SPLIT_ELEMENTS", 64)
         yield
@@ -57,7 +57,7 @@ def test_units_that_are_cut_as_asked_are_not(job: tuple[Path, Path], options: di
 
 
 def test_long_units_are_not(job: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oocdl.planning.choice.budget.CALL_SECONDS", 0.0)
+    monkeypatch.setattr("oocdl.planning.choice.budget.PIECE_SECONDS", 0.0)
     plan = oocdl.plan(*job, **SHORT).compiled.plan
     assert plan.threads == 1 and max(plan.counts) == 2
 

@@ -26,6 +26,7 @@ from oocdl.planning.simulation.one_process import simulate, stays
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.slot_search import FEW_SLOTS
 from oocdl.planning.task_graph import TaskGraph
+from oocdl.planning.tile_search import MIN_PARALLEL_SECONDS
 
 LARGEST_UNIT_BYTES = 1 << 30
 """Larger units are no faster on a processor, and what they reserve is more than they come to take."""
@@ -39,9 +40,10 @@ larger units takes half of it."""
 FEW_MORE_UNITS = 100
 """Units of half the size are tried only if they are at most twice as many, and so many more. Of 50 plans of
 ten networks none with more was predicted to be faster, nor any in units of a quarter of the size."""
-CALL_SECONDS = 5.5e-4
-"""Time by which a call of a pass delays it beyond what is simulated: Python runs in one thread at a time, and
-threads wait for the last one at norms. Measured: networks of images and volumes in core, in turns."""
+PIECE_SECONDS = 5.5e-3
+"""Time that a pass takes more for each further piece of a layer that is cut for the sake of threads: some ten
+calls, for each of which Python runs in one thread, and threads that wait for the last one. Measured in core
+on two cores with AVX2: it told six networks of short layers from four of long ones."""
 SEARCH_START_BYTES = 512 << 20
 """Budget at which the search for the smallest one begins, if the given one is not larger."""
 CLOSE_BYTES = 1 << 20
@@ -60,20 +62,11 @@ class Candidate:
     stays: bool
     """Whether nothing is spilled, by a bound: to simulate that takes long."""
     simulate: Callable[[], Simulated]
-    costs: Costs
-    programs: int
-    """Programs that run at once."""
 
     @cached_property
     def simulated(self) -> Simulated:
         """A step of it."""
         return self.simulate()
-
-    @property
-    def busy_seconds(self) -> float:
-        """Seconds that each program that runs at once is busy in a step."""
-        seconds, layers = self.costs.program_seconds, self.compiled.plan.layers
-        return sum(seconds(unit.program) for one in layers for unit in one.units) / self.programs
 
     @property
     def moved_bytes(self) -> int:
@@ -104,35 +97,31 @@ def _as_one(graph: TaskGraph, machine: Machine, room_bytes: int) -> tuple[int, i
 def fastest_cut(draft: Draft, machine: Machine) -> Candidate | None:
     """The fastest way to cut on a number of workers; None if nothing fits.
 
-    Each thread runs units of its own, or all threads run each unit together: where units are short, Python
-    takes much of their time, and threads wait for each other at every norm.
+    Each thread runs units of its own, or all threads run each unit together, if that is predicted to be
+    faster and finds room.
     """
-    found = _fastest_stored(draft, machine)
-    if found is None or not _may_run_together(draft, machine):
-        return found
-    most_seconds = CALL_SECONDS * (len(found.compiled.graph.calls) - len(found.compiled.plan.layers))
-    if (1 / together_share(machine.threads) - 1) * found.busy_seconds > most_seconds:
-        return found
-    other = _fastest_stored(draft.on(machine.threads), replace(machine, together=machine.threads))
-    return found if other is None or not _is_faster(other, found) else other
+    if _run_together(draft, machine):
+        found = _fastest_stored(draft.on(machine.threads), replace(machine, together=machine.threads))
+        if found is not None:
+            return found
+    return _fastest_stored(draft, machine)
 
 
-def _is_faster(other: Candidate, found: Candidate) -> bool:
-    """Whether another candidate takes less than one that was found, with the time that each call takes."""
-    both = (other, found)
-    stays = all(one.stays for one in both)
-    first, second = (
-        (one.busy_seconds if stays else one.simulated.seconds) + CALL_SECONDS * len(one.compiled.graph.calls)
-        for one in both
-    )
-    return first < second
+def _run_together(draft: Draft, machine: Machine) -> bool:
+    """Whether threads are to run units together.
 
-
-def _may_run_together(draft: Draft, machine: Machine) -> bool:
-    """Whether threads may run units together: nothing else has decided how the pass is cut."""
-    able = machine.threads > 1 and not machine.workers and get_engine(machine.engine).runs_together
-    free = draft.layering.threads == 1 and draft.pieces is None and draft.request.settings.parallel == "auto"
-    return able and free
+    Then a pass has fewer calls and nobody waits at norms, but kernels of many threads are slower than as many
+    kernels of one. Layers are looked at uncut: nothing is planned twice.
+    """
+    layering, threads = draft.layering, machine.threads
+    able = threads > 1 and not machine.workers and get_engine(machine.engine).runs_together
+    if not able or layering.threads > 1 or draft.pieces or draft.request.settings.parallel != "auto":
+        return False
+    whole = [layering.cutter(layer, {}) for layer in layering.layers(layering.best_cut(threads))]
+    seconds = [layering.middle_unit(cutter)[0] for cutter in whole]
+    cut = sum(1 for one in seconds if one > MIN_PARALLEL_SECONDS)
+    lost_seconds = (1 / together_share(threads) - 1) * sum(seconds) / threads
+    return cut * (threads - 1) * PIECE_SECONDS > lost_seconds
 
 
 def _fastest_stored(draft: Draft, machine: Machine) -> Candidate | None:
@@ -218,8 +207,7 @@ def _candidate(
     tier_bytes, permits, workers = _as_one(compiled.graph, machine, room)
     shared = tier_bytes, permits, workers, draft.layering.costs
     simulated = partial(simulate, compiled.graph, *shared, keeps_old, timeline=False)
-    how = draft.layering.costs, permits
-    return Candidate(compiled, stays(compiled.graph, tier_bytes, workers), simulated, *how)
+    return Candidate(compiled, stays(compiled.graph, tier_bytes, workers), simulated)
 
 
 def cut(

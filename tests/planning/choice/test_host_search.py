@@ -223,7 +223,7 @@ def test_few_weights_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_large_units_are_cut_along_classes_that_only_small_ones_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """A perceptron whose samples alone are cut reads all weights for each piece of them."""
-    monkeypatch.setattr(budget, "CALL_SECONDS", 0.0)  # each thread runs units of its own
+    monkeypatch.setattr(budget, "PIECE_SECONDS", 0.0)  # each thread runs units of its own
     draft = mlp_draft((256, 1024, 1024, 1024, 256), 256)
     machine = Machine("torch", 2, 256 << 20, 70 << 20)
     found = fastest_cut(draft, machine)
