@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70_945,
+    "lines of oocdl": 70_925,
     "lines of augmentation": 1481,
     "lines of callbacks": 660,
     "lines of cli": 1852,
@@ -173,12 +173,12 @@ LIMITS = {
     "lines of config": 798,
     "lines of dashboard": 3505,
     "lines of data": 1442,
-    "lines of engines": 6491,
+    "lines of engines": 6483,
     "lines of fusion": 2560,
     "lines of graph": 10_722,
     "lines of host": 1091,
     "lines of ops": 6138,
-    "lines of planning": 8516,
+    "lines of planning": 8504,
     "lines of presets": 618,
     "lines of pytorch": 3864,
     "lines of report": 2637,
@@ -186,7 +186,7 @@ LIMITS = {
     "lines of storage": 6207,
     "lines of training": 3684,
     "lines of tuning": 1314,
-    "lines of tests": 49_802,
+    "lines of tests": 49_800,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,
