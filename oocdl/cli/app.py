@@ -97,7 +97,7 @@ def run_files(paths: Sequence[Path]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
     _open_streams()
-    warnings.formatwarning = lambda message, *_, **__: f"oocdl: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"oocdl: {_as_typed(str(message))}\n"
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = [argument for argument in given if argument != "--debug"] or ["--help"]
     code = run_command(arguments, debug="--debug" in given)
@@ -143,5 +143,10 @@ def complain(error: Exception, text: str, code: int, debug: bool) -> int:
     """Print an error as one line on stderr, after the traceback with ``debug``; returns ``code``."""
     if debug:
         traceback.print_exception(error)
-    print(f"oocdl: {' '.join(text.split())}", file=sys.stderr)
+    print(f"oocdl: {' '.join(_as_typed(text).split())}", file=sys.stderr)
     return code
+
+
+def _as_typed(text: str) -> str:
+    """Name options as they are typed, once a command has loaded them."""
+    return str(getattr(sys.modules.get("oocdl.cli.texts"), "in_flags", str)(text))

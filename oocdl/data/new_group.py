@@ -43,7 +43,7 @@ def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str
     out = out.resolve() if out.exists() else out  # what a link leads to
     partial, replaced = (out.with_name(f"{out.name}.{word}") for word in ("partial", "replaced"))
     if is_there and not overwrite:
-        raise StoreError(f"{out} is there already; choose another place, or overwrite=True (--overwrite)")
+        raise StoreError(f"{out} is there already; choose another place, or overwrite=True")
     if is_there and not _is_ours(out):
         raise StoreError(f"{out} was not written by convert or write, so it is not overwritten; move it away")
     if is_there and replaced.exists():

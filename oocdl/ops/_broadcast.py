@@ -113,6 +113,8 @@ def cure(target: Shape, output: Shape) -> str:
 
     >>> cure((2, 33, 32), (2, 4, 32, 32))
     '; the network makes 32 of 33: crop or pad samples to sizes that it halves evenly: multiples of 16'
+    >>> cure((2, 48, 48), (2, 4, 46, 46))
+    '; the network makes 46 of 48: give its convolutions padding, or crop the larger one'
     >>> cure((2, 32, 32), (2, 3, 4, 32, 32))
     '; return outputs y that are stacked for deep supervision one by one: torch.unbind(y, 1)'
     """
@@ -122,8 +124,10 @@ def cure(target: Shape, output: Shape) -> str:
     pairs = [(t, o) for t, o in zip(target[-space:], output[2:], strict=False) if t != o]
     if not pairs or not all(t > 1 and o > 1 and t / 2 < o < 2 * t for t, o in pairs):
         return ""
-    even = "crop or pad samples to sizes that it halves evenly: multiples of 16"
-    return f"; the network makes {pairs[0][1]} of {pairs[0][0]}: {even}"
+    way_out = "crop or pad samples to sizes that it halves evenly: multiples of 16"
+    if all(t % 16 == 0 > o - t for t, o in pairs):
+        way_out = "give its convolutions padding, or crop the larger one"
+    return f"; the network makes {pairs[0][1]} of {pairs[0][0]}: {way_out}"
 
 
 def operand_size(times: int) -> Cost:

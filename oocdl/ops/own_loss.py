@@ -57,7 +57,9 @@ def truth_of(x: Lifted, target: str) -> Lifted:
     shape, wanted = truth.shape, x.shape
     if [n for n in shape if n != 1] != [n for n in wanted if n != 1]:
         why = f"target '{target}' has shape {list(shape)}, but output '{x.name}' has {list(wanted)}"
-        raise InputError(why + cure(shape, wanted))
+        is_labels = len(wanted) > 1 and shape == (wanted[0], *wanted[2:])
+        classes = "; of classes, use a loss such as 'cross_entropy' or 'dice_ce'"
+        raise InputError(why + (classes if is_labels else cure(shape, wanted)))
     return (truth if shape == wanted else apply("Reshape", truth, shape=wanted)).cast(x.dtype)
 
 

@@ -16,6 +16,7 @@ from oocdl.ops._broadcast import (
     axis_of,
     broadcast,
     broadcast_axes,
+    cure,
     extents_of,
     fail,
     letters,
@@ -94,7 +95,8 @@ def _infer_concat(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
         fail(node, "has no operands")
     axis = axis_of(node, inputs[0].shape)
     if len({(len(v.shape), _with(v.shape, axis, 0)) for v in inputs}) != 1:
-        fail(node, f"shapes {[list(v.shape) for v in inputs]} differ outside axis {axis}")
+        pair = max(v.shape for v in inputs), min(v.shape for v in inputs)
+        fail(node, f"shapes {[list(v.shape) for v in inputs]} differ outside axis {axis}{cure(*pair)}")
     total = sum(value.shape[axis] for value in inputs)
     return [(_with(inputs[0].shape, axis, total), same_dtype(node, [value.dtype for value in inputs]))]
 

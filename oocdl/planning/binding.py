@@ -205,6 +205,8 @@ def choose(
         left = _no_targets(left, arrays, settings)
     if only and len(left) == 1:
         return left[0]
+    if not left:
+        raise DatasetError(f"the dataset has no array left for {kind} '{name}' of the model; found: {found}")
     raise DatasetError(
         f"{kind} '{name}' of the model has no array of that name; found: {found}; "
         f"pass {option}={{'{name}': ...}}"

@@ -95,7 +95,8 @@ def load_rates(engine: str = "auto") -> Rates | None:
     try:
         body = unsealed("rates", path.read_text())
         if body["facts"] != _facts(engine):
-            warnings.warn(f"the rates in {path} are outdated and do not count", stacklevel=2)
+            way_out = "oocdl info --machine measures again"
+            warnings.warn(f"the rates in {path} are outdated and do not count; {way_out}", stacklevel=2)
             return None
         return Rates.from_json(body["rates"])
     except (FileNotFoundError, NotADirectoryError):

@@ -61,12 +61,12 @@ class Progress:
                 self._step(event)
             case events.RunFinished():
                 self.close()
-                done = f"finished {counted(event.steps, 'step')} in {duration(event.seconds)}"
+                now = f", {event.steps - self.began} of them" if self.began else ""
+                done = f"finished {counted(event.steps, 'step')}{now} in {duration(event.seconds)}"
                 self._print(done if self.last_row is not None else "finished already; nothing to do")
             case events.RunStopped():
                 self.close()
-                steps = counted(event.done, "step")
-                self._print(f"stopped by {event.reason}: {steps} committed in {event.workdir}, to go on from")
+                self._print(f"stopped by {event.reason}: {counted(event.done, 'step')} committed")
             case events.Notice():
                 self._print(event.text)
             case events.WorkersChanged():

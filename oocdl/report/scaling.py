@@ -23,8 +23,8 @@ COLUMNS = (
     Column("seconds", "s/step", "{:.3g}".format),
     Column("speedup", "speed-up", "{:.3g}".format),
     Column("efficiency", "%", lambda share: f"{100 * share:.0f}", 1),
-    Column("memory_bytes", "GiB/host", lambda nbytes: f"{nbytes / 2**30:.2f}", 3),
-    Column("traffic_bytes", "MiB/host", lambda nbytes: f"{nbytes / 2**20:.0f}", 2),
+    Column("memory_bytes", "memory GiB", lambda nbytes: f"{nbytes / 2**30:.2f}", 3),
+    Column("traffic_bytes", "sent MiB", lambda nbytes: f"{nbytes / 2**20:.0f}", 2),
     Column("limit", "limited by"),
 )
 
@@ -72,7 +72,7 @@ class Scaling:
         return NOMINAL_CERTAINTY if self.nominal else CERTAINTY
 
     def table(self) -> Sheet:
-        """Make the table: % is efficiency, GiB/host memory, MiB/host traffic; "at work" if not all are."""
+        """Make the table: % is efficiency, memory and traffic are a host's; "at work" if not all are."""
         all_work = all(row.working == row.hosts for row in self.rows)
         columns = [column for column in COLUMNS if column.key != "working" or not all_work]
         rows = [[getattr(row, column.key) for column in columns] for row in self.rows]

@@ -73,6 +73,11 @@ def is_full(error: OSError) -> bool:
 def io_error(error: OSError, path: Path, need: int, verb: str = "write") -> OocdlError:
     """Return the error of oocdl to raise for ``error``, met while writing ``need`` bytes to ``path``."""
     place = error.filename if isinstance(error.filename, str) else path
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if verb != "write":
+            return StoreError(f"cannot {verb} {place}: {error.strerror}; check its permissions")
+        folder = place if os.path.isdir(place) else Path(place).parent
+        return StoreError(f"cannot write in {folder}: {error.strerror}; choose one that you may write to")
     if not is_full(error):
         return StoreError(f"cannot {verb} {place}: {error.strerror or error}; check the disk")
     return DiskFullError(f"no space left for {place}: {_why_full(error, path, need)}")

@@ -39,6 +39,8 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.sealed_files import understood
 
 RUN_FORMAT = 3
+MOST_LISTED = 6
+"""Maximum number of differences that an error lists."""
 ANEW = "choose another workdir, or resume='restart'"
 
 
@@ -100,13 +102,13 @@ def check_run(
     same_operators(folder, known, facts.get("operators", {}))
     others = differences(_compared(known), _compared(facts))
     others += _rate_differences(store, settings)
-    refuse_if(f"the run in {folder} was started differently", [*others, *changed])
+    manifest = store.current()
+    done = 0 if manifest is None else min(int(manifest.meta[name]) for name in ("step", "steps"))
+    way_out = ANEW if done else "no step of it is committed, so resume='restart' loses nothing"
+    refuse_if(f"the run in {folder} was started differently", [*others, *changed], way_out)
     for one in found:
         if one.copied:
             warnings.warn(f"the run in {folder} goes on: {one.copied}", stacklevel=2)
-    manifest = store.current()
-    if manifest is not None:
-        _ = manifest.meta["step"] + manifest.meta["steps"]
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,9 +136,10 @@ def _rate_differences(store: RunStore, settings: Settings) -> list[str]:
 
 
 def refuse_if(what: str, differing: Sequence[str], way_out: str = ANEW) -> None:
-    """Raise InputError, which lists all differences, if there are any."""
+    """Raise InputError, which lists the first differences, if there are any."""
     if differing:
-        raise InputError(f"{what}: {'; '.join(differing)}; {way_out}")
+        more = [f"{len(differing) - MOST_LISTED} more"][: len(differing) > MOST_LISTED]
+        raise InputError(f"{what}: {'; '.join([*differing[:MOST_LISTED], *more])}; {way_out}")
 
 
 def same_operators(folder: Path, facts: Mapping[str, Any], now: Mapping[str, str]) -> None:

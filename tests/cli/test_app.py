@@ -97,7 +97,7 @@ def test_a_disk_error_is_no_internal_error(
     monkeypatch.setattr(look, "verify_run", fails)
     assert refused(capsys, "verify", "x") == (
         StoreError.exit_code,
-        "oocdl: cannot read or write /a/file: Permission denied; check the disk",
+        "oocdl: cannot read or write /a/file: Permission denied; check its permissions",
     )
 
 
@@ -159,7 +159,9 @@ def test_fit_goes_on_or_refuses_or_starts_anew(folder: Path, capsys: pytest.Capt
     fit = ("fit", folder / "net.onnx", folder / "data.zarr", *TINY, "--workdir", work)
     assert run(capsys, *fit, "--steps", 2)[0] == 0
     code, _, err = run(capsys, *fit, "--steps", 3)
-    assert code == 0 and "3 steps in" in err and "2 of them done" in err
+    assert code == 0 and "3 steps in" in err and "2 of them done" in err and "3 steps, 1 of them in" in err
+    _, line = refused(capsys, *fit, "--steps", 3, "--batch-size", 2, "--no-progress")
+    assert line.endswith("; choose another workdir, or --restart")
     code, line = refused(capsys, *fit, "--steps", 3, "--no-resume", "--no-progress")
     assert code == StoreError.exit_code and "already" in line
     code, out, _ = run(capsys, *fit, "--steps", 1, "--restart")
@@ -278,7 +280,7 @@ def test_what_looks_wrong_is_said_and_refused_if_asked(
     code, out, _ = run(capsys, "plan", *given)
     assert code == 0 and "trained: 2 tensors, 24 parameters" in out and f"LOOKS WRONG: {said}" in out
     code, line = refused(capsys, "plan", *given, "--strict")
-    assert code == InputError.exit_code and said in line and "freeze=['pe']" in line
+    assert code == InputError.exit_code and said in line and "--freeze pe leaves" in line
     code, _, err = run(capsys, "fit", *given)
     assert code == 0 and err.index(said) < err.index("step 1/1")
     with pytest.warns(ModelWarning, match=r"may be a buffer .* freeze=\['pe'\]"):
@@ -321,13 +323,13 @@ FIT = ("fit", "{}/net.onnx", "{}/data.zarr")
     ("arguments", "code", "words"),
     [
         (["fit", "{}/none.onnx", "{}/data.zarr"], 2, "none.onnx"),
-        (["fit", "{}/net.onnx", "{}/none.zarr"], 2, "no such dataset"),
-        (["fit", "{}/net.onnx", ""], 2, "no such dataset: ''"),
+        (["fit", "{}/net.onnx", "{}/none.zarr"], 2, "there is no dataset"),
+        (["fit", "{}/net.onnx", ""], 2, "there is no dataset ''"),
         ([*FIT, "--workdir", ""], 2, "workdir takes a path, got ''"),
         ([*FIT, "--plan", ""], 2, "plan takes a path, got ''"),
         (["info", "{}/net.onnx", "--dims", "batch=0"], 2, "dims['batch'] must be at least 1"),
-        ([*FIT, "--validation-freq", "2"], 2, "validation_freq is of a validation; pass validation="),
-        ([*FIT, "--validation-steps", "2"], 2, "validation_steps is of a validation; pass validation="),
+        ([*FIT, "--validation-freq", "2"], 2, "validation_freq is of a validation; pass --validation"),
+        ([*FIT, "--validation-steps", "2"], 2, "validation_steps is of a validation; pass --validation"),
         ([*FIT, "--inputs", "image"], 2, "--inputs takes name=value"),
         ([*FIT, "--dims", "depth=deep"], 2, "--dims takes name=number"),
         ([*FIT, "--inputs", "image=a", "--inputs", "image=b"], 2, "--inputs has 'image' twice"),

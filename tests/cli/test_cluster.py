@@ -169,7 +169,7 @@ def test_a_budget_that_jobs_do_not_have_is_refused_before_they_queue(
     words = (command, *FIT[1:], "--cluster", "slurm", *JOB, "--memory", "1025MiB")
     code, out, err = run(capsys, *words)
     assert code != 0 and out == "" and err.count("\n") == 1 and here.scripts() == []
-    assert "memory=1025 MiB is more than a job has (1024 MiB)" in err
+    assert "--memory 1025 MiB is more than a job has (1024 MiB)" in err
 
 
 @pytest.mark.parametrize(

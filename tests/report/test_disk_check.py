@@ -167,7 +167,7 @@ def test_disk_is_a_word_of_the_command_line(
     words = ["fit", *map(str, job), "--loss=dice_ce", "--disk=20KiB", f"--workdir={tmp_path / 'run'}"]
     assert app.run_command(words, False) == 4
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "disk= allows 20480 bytes" in line and "workdir= on another disk" in line
+    assert "--disk allows 20480 bytes" in line and "--workdir on another disk" in line
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ X, Y = nets.vectors()["x"], nets.vectors()["y"]
         ({"x": X, "y": np.eye(3, dtype="u1")[Y]}, "the class axis; of one-hot labels, take the argmax"),
         ({"x": X, "y": Y[:9]}, "differ in their number of samples: 'x' has 10, 'y' has 9"),
         ({"x": X[:0], "y": Y[:0]}, "array 'x' of .* has no samples"),
-        ({"x": X}, r"output 'y' of the model has no array of that name; found: x; pass targets=\{'y': ...\}"),
+        ({"x": X}, "the dataset has no array left for output 'y' of the model; found: x"),
         ({"a": X, "b": X, "y": Y}, "input 'x' of the model has no array of that name; found: a, b, y; pas"),
         ({"x": X, "y": Y.astype("f4")}, "array 'y' is float32; the loss of 'y' wants whole-number labels"),
         ({"x": X, "y": Y.astype("M8[s]")}, r"found: x \(left out: 'y' has dtype .*; only bool"),

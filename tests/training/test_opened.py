@@ -140,7 +140,7 @@ def test_a_plan_that_is_given_is_repeated_by_plan(tmp_path: Path) -> None:
 def test_a_plan_needs_the_dataset_and_its_name(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
     run = oocdl.open(fit(steps=1).path)
     shutil.rmtree(tmp_path / "data.zarr")
-    with pytest.raises(DatasetError, match="no such dataset"):
+    with pytest.raises(DatasetError, match="there is no dataset"):
         assert run.plan
     group = zarr.open_group(zarr.storage.MemoryStore())
     for name, values in nets.vectors().items():

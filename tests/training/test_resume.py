@@ -22,7 +22,7 @@ from oocdl.storage.run.run_store import RunStore
 from tests.kit import machine, nets
 from tests.kit.machine import Small
 from tests.kit.run_dirs import rewrite_meta
-from tests.kit.runs import refused, same
+from tests.kit.runs import Killed, refused, same
 from tests.kit.settings import QUICK
 
 Fit = Callable[..., oocdl.Run]
@@ -93,6 +93,17 @@ def test_epochs_and_steps_are_totals(fit: Fit) -> None:
         fit(**limit, callbacks=[listener])
     assert done == list(range(1, 16))
     assert nets.files_of(fit()) == nets.files_of(fit("whole", epochs=3))
+
+
+def test_a_run_without_a_committed_step_may_begin_anew(fit: Fit) -> None:
+    def end(event: Any) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        fit(steps=2, callbacks=[end])
+    told = "batch_size was 2, is 5; no step of it is committed, so resume='restart' loses nothing$"
+    refused(InputError, told, lambda: fit(steps=2, batch_size=5))
+    assert fit(steps=2, batch_size=5, resume="restart").steps == 2
 
 
 DIFFERENT: list[tuple[dict[str, Any], str]] = [

@@ -205,7 +205,7 @@ def alike(run: oocdl.Run, whole: oocdl.Run) -> None:
         ([0, 9], "index 9, the dataset has 9 samples"),
         (list(range(9)), "none is left to train on"),
         (list(range(8)), r"batch_size must be 1...1 \(samples that are trained on\)"),
-        ("nowhere.zarr", "no such dataset"),
+        ("nowhere.zarr", "there is no dataset"),
     ],
     ids=str,
 )

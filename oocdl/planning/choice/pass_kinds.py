@@ -139,9 +139,13 @@ def compile_within(
 
 
 def _refusal(what: BudgetError, machine: Machine, needed_bytes: int) -> str:
+    way_out = f"memory='{-(-needed_bytes >> 20)}MiB' would do"
+    if machine.capacity_bytes == 1 and needed_bytes == machine.least_bytes + machine.slack_bytes:
+        loading = f"{-(-machine.least_bytes >> 20)} MiB while it loads engine '{machine.engine}'"
+        return f"a process takes {loading}, before any array; {way_out}"
     process = f"the process itself ({-(-machine.base_bytes >> 20)} MiB with engine '{machine.engine}')"
     left = str(what) if machine.capacity_bytes > 1 else "nothing is left"
-    return f"{left} beside {process}{machine.why_reading}; memory='{-(-needed_bytes >> 20)}MiB' would do"
+    return f"{left} beside {process}{machine.why_reading}; {way_out}"
 
 
 def _repeated(draft: Draft, machine: Machine, frozen: Frozen) -> CompiledPass:

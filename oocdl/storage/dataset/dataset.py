@@ -193,7 +193,7 @@ def _existing(source: str | Path) -> str:
         return text  # a remote store; zarr says whether it is there
     path = Path(text).expanduser().absolute()
     if not text or not path.exists():
-        raise DatasetError(f"no such dataset: {text or repr(text)}")
+        raise DatasetError(f"there is no dataset {path if text else repr(text)}")
     if not path.is_dir() and not path.is_file():
         raise DatasetError(f"{source} is neither a folder nor a file; give a Zarr group or an HDF5 file")
     if path.is_file() and path.suffix.lower() not in (*HDF5_ENDINGS, ".zip"):

@@ -148,7 +148,7 @@ lost_hdf5 = hdf5(half)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: path / "none.zarr", "no such dataset"),
+        (lambda path: path / "none.zarr", "there is no dataset"),
         (lambda path: path, "not a Zarr group"),
         (with_bytes("a.npy"), r"neither.*convert it: oocdl.data.convert\('\w+.npy', 'data.zarr'\)"),
         (with_bytes("brain.nii.gz"), r"neither.*convert it: oocdl.data.convert\("),
