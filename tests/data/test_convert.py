@@ -323,7 +323,7 @@ def test_what_a_kill_left_is_replaced_and_what_others_made_is_not(tmp_path: Path
     assert (read(convert(source, out), "x/image")[0] == volume().T).all()
     assert sorted(os.listdir(tmp_path)) == ["out.zarr", "x.nii"]
     assert sorted(os.listdir(out)) == ["x", "zarr.json"]
-    with pytest.raises(StoreError, match="out.zarr is there already; .*--overwrite"):
+    with pytest.raises(StoreError, match="out.zarr is there already; .*overwrite=True"):
         convert(source, out)
     convert(source, out, overwrite=True).store.close()
     out.rename(tmp_path / "out.zarr.partial")  # killed before its last name

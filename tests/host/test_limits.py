@@ -141,7 +141,7 @@ def test_a_real_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert int(nbytes) == 700 << 20 and name.startswith(f"memory cgroup {folder}")
     assert done.returncode == 4 and not (tmp_path / "mlp.run").exists()
     (line,) = done.stderr.strip().splitlines()
-    assert "memory=701 MiB is more than the 700 MiB" in line and str(folder) in line
+    assert "--memory 701 MiB is more than the 700 MiB" in line and str(folder) in line
 
 
 def test_a_plan_may_be_made_for_a_larger_machine(tmp_path: Path) -> None:
