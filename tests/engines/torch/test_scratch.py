@@ -88,15 +88,15 @@ def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("threads", [1, 2])
 def test_programs_take_no_more_than_they_say_and_not_much_less(programs: list[Program], threads: int) -> None:
     engine = get_engine("torch")
-    some = programs[:: 1 if threads == 1 else 3]
+    some = programs[::threads]
     programs = [replace(one, threads=threads, key=f"{one.key} on {threads}") for one in some]
     said = {program.key: engine.scratch_of(program, RULES).scratch_bytes for program in programs}
     taken = {program.key: peak_bytes(program) for program in programs}
     large = [program for program in programs if taken[program.key] > LEAST_BYTES]
-    assert len(large) > (20 if threads == 1 else 2)
+    assert len(large) > (20 if threads == 1 else 4)
     over = [program for program in large if taken[program.key] > said[program.key]]
     assert not {str([item.op for item in p.instructions]): (taken[p.key], said[p.key]) for p in over}
-    most = 1.7 if threads == 1 else 2.5  # what each thread may have of its own
+    most = 1.7 if threads == 1 else 2  # what each thread may have of its own
     assert sum(said[p.key] for p in large) < most * sum(taken[p.key] for p in large)
 
 
