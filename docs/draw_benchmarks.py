@@ -38,7 +38,8 @@ def draw_step(axes: Axes) -> None:
         color = IN_CORE if label.startswith("oocdl") else PYTORCH
         axes.scatter(x, y, color=color, s=60)
         name = label.replace("oocdl, ", "oocdl, budget ").replace("`", "")
-        below, left = "channels last" in name, "channels last" in name or "one arena" in name  # of others
+        below = "channels last" in name  # other labels stand close above it
+        left = below or "one arena" in name
         side = {"xytext": (0, -20 if below else 9), "ha": "right" if left else "left"}
         axes.annotate(name, (x, y), textcoords="offset points", **side)
     axes.set(xlim=(0, 6000), ylim=(0, 19), xlabel="memory taken [MiB]", ylabel="a step [s]")
