@@ -165,10 +165,10 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70_980,
+    "lines of oocdl": 70_981,
     "lines of augmentation": 1481,
     "lines of callbacks": 660,
-    "lines of cli": 1884,
+    "lines of cli": 1885,
     "lines of cluster": 1381,
     "lines of config": 798,
     "lines of dashboard": 3505,
@@ -186,7 +186,7 @@ LIMITS = {
     "lines of storage": 6212,
     "lines of training": 3687,
     "lines of tuning": 1314,
-    "lines of tests": 49_827,
+    "lines of tests": 49_844,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

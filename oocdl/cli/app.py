@@ -149,4 +149,4 @@ def complain(error: Exception, text: str, code: int, debug: bool) -> int:
 
 def _as_typed(text: str) -> str:
     """Name options as they are typed, once a command has loaded them."""
-    return str(getattr(sys.modules.get("oocdl.cli.texts"), "in_flags", str)(text))
+    return str(getattr(sys.modules.get("oocdl.cli.verb_options"), "in_flags", str)(text))

@@ -19,7 +19,6 @@ from oocdl.config import shown
 from oocdl.errors import InputError
 from oocdl.ops import schedules
 from oocdl.space import IntUniform, LogUniform, Uniform
-from oocdl.training.call import ALL_OPTIONS
 from oocdl.training.signature import hint
 
 SCHEDULES = (
@@ -29,10 +28,6 @@ SCHEDULES = (
 KINDS: Mapping[str | None, Callable[[Any, Any], Any]] = {
     None: Uniform, "uniform": Uniform, "log": LogUniform, "int": IntUniform
 }  # fmt: skip
-_ARGUMENT = re.compile(
-    rf"(?<![\w.-])(?P<name>{'|'.join(ALL_OPTIONS)}|overwrite)=(?P<value>\{{[^}}]*\}}|\[[^]]*\]|'[^']*'|\w*)(?![.(\w])"
-)
-_NO_QUOTES = str.maketrans("", "", "{}'")
 RANGE = re.compile(r"(?:(\w+):)?([^.,:][^,:]*?)\.\.([^,:]+)")
 
 
@@ -43,28 +38,6 @@ def flag(name: str) -> str:
     '--batch-size'
     """
     return f"--{name.replace('_', '-')}"
-
-
-def in_flags(text: str) -> str:
-    """Return a message with options as they are typed, where it has arguments of Python's.
-
-    >>> in_flags("choose another workdir, or resume='restart'")
-    'choose another workdir, or --restart'
-    >>> in_flags("pass targets={'logits': ...}, freeze=['a', 'b'] or less memory=")
-    'pass --targets logits=..., --freeze a --freeze b or less --memory'
-    """
-    return _ARGUMENT.sub(lambda found: _as_flag(*found.group("name", "value")), text)
-
-
-def _as_flag(name: str, value: str) -> str:
-    if (name, value) == ("resume", "'restart'"):
-        return flag("restart")
-    if value in ("True", "False"):
-        return flag(name if value == "True" else f"no_{name}")
-    if value.startswith("["):
-        return " ".join(f"{flag(name)} {each}" for each in re.findall("'([^']*)'", value))
-    pairs = re.sub(r"': \('(\w+)', ([\d.]+)\)", r"=\1:\2", value).replace("': ", "=")
-    return f"{flag(name)} {pairs.translate(_NO_QUOTES)}".rstrip()
 
 
 def table(text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -47,6 +48,11 @@ Dims = Annotated[list[str] | None, typer.Option(metavar="NAME=SIZE,..", help="Op
 ARGUMENTS = {"model": Model, "dataset": Data, "out": Out}
 IN_PYTHON_ONLY = ["self", "client", "scheduler", "callbacks", "rates", "dynamic", "verify", "wait_seconds"]
 """Parameters that no option is made of; for clients, there are those of ``cluster.py``."""
+_NAMES = ["overwrite", *(name for name in ALL_OPTIONS if name not in IN_PYTHON_ONLY)]
+_ARGUMENT = re.compile(
+    rf"(?<![\w.-])(?P<name>{'|'.join(_NAMES)})=(?P<value>\{{[^}}]*\}}|\[[^]]*\]|'[^']*'|\w*)(?![.(\w])"
+)
+_NO_QUOTES = str.maketrans("", "", "{}'")
 
 OPTIMIZER_FIELDS: Records = {
     "momentum": typed("Momentum of sgd.", float | None),
@@ -68,6 +74,28 @@ FIELDS: Records = {
 }
 OFF_AT_ZERO = ("momentum", "nesterov", "clip_norm", "clip_value", "label_smoothing")
 """Options that mean "off" where they are 0 or false, whichever the optimizer is."""
+
+
+def in_flags(text: str) -> str:
+    """Return a message with options as they are typed, where it has arguments of Python's.
+
+    >>> in_flags("choose another workdir, or resume='restart'")
+    'choose another workdir, or --restart'
+    >>> in_flags("pass targets={'logits': ...}, freeze=['a', 'b'] or less memory=")
+    'pass --targets logits=..., --freeze a --freeze b or less --memory'
+    """
+    return _ARGUMENT.sub(lambda found: _as_flag(*found.group("name", "value")), text)
+
+
+def _as_flag(name: str, value: str) -> str:
+    if (name, value) == ("resume", "'restart'"):
+        return flag("restart")
+    if value in ("True", "False"):
+        return flag(name if value == "True" else f"no_{name}")
+    if value.startswith("["):
+        return " ".join(f"{flag(name)} {each}" for each in re.findall("'([^']*)'", value))
+    pairs = re.sub(r"': \('(\w+)', ([\d.]+)\)", r"=\1:\2", value).replace("': ", "=")
+    return f"{flag(name)} {pairs.translate(_NO_QUOTES)}".rstrip()
 
 
 def records_for(function: Callable[..., Any]) -> Records:

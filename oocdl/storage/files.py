@@ -76,8 +76,8 @@ def io_error(error: OSError, path: Path, need: int, verb: str = "write") -> Oocd
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         if verb != "write":
             return StoreError(f"cannot {verb} {place}: {error.strerror}; check its permissions")
-        folder = place if os.path.isdir(place) else Path(place).parent
-        return StoreError(f"cannot write in {folder}: {error.strerror}; choose one that you may write to")
+        denied = place if os.path.exists(place) else Path(place).parent  # not a name of ours in a folder
+        return StoreError(f"cannot write to {denied}: {error.strerror}; choose a place that you may write to")
     if not is_full(error):
         return StoreError(f"cannot {verb} {place}: {error.strerror or error}; check the disk")
     return DiskFullError(f"no space left for {place}: {_why_full(error, path, need)}")

@@ -90,7 +90,7 @@ def check_run(
 ) -> None:
     """Check that a run may go on with these facts, arrays, and learning rates of the steps that are done.
 
-    Warns of a copy of the dataset. Raises InputError with all that differs, StoreError for another version.
+    Warns of a copy of the dataset. Raises InputError with what differs, StoreError for another version.
     """
     folder = store.path
     known = store.meta.get("identity")

@@ -28,6 +28,7 @@ from oocdl.cli import app, look, verbs
 from oocdl.cli.cluster import WORKER_OPTIONS
 from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.texts import flag
+from oocdl.cli.verb_options import IN_PYTHON_ONLY, in_flags
 from oocdl.config import OPTIONS, make_settings
 from oocdl.config import options as typed
 from oocdl.errors import InputError, ModelWarning, ResourceError, StoreError
@@ -37,6 +38,7 @@ from oocdl.ops.schedules import Rate
 from oocdl.optim import SGD, Adam, AdamW, Cosine, CosineRestarts, Exponential, MultiStep, WarmUp
 from oocdl.presets.unets import write_unet3d
 from oocdl.report.plan_view import Plan
+from oocdl.training.call import ALL_OPTIONS
 from oocdl.training.signature import records_of
 from oocdl.transforms import RandFlip
 from tests.kit import nets
@@ -119,6 +121,14 @@ def test_every_option_says_what_it_is() -> None:
     commands = get_group(verbs.app).commands.items()
     found = {(name, one.name): one.help for name, command in commands for one in command.params[1:]}
     assert not [place for place, told in found.items() if len(told or "") < 8]
+
+
+def test_messages_name_options_that_there_are() -> None:
+    commands = get_group(verbs.app).commands.values()
+    flags = {text for command in commands for one in command.params for text in one.opts}
+    for name in ALL_OPTIONS:
+        told = in_flags(f"pass {name}=1")
+        assert told.split()[1] in flags or (name in IN_PYTHON_ONLY and told == f"pass {name}=1")
 
 
 def test_help_loads_no_library(tmp_path: Path) -> None:

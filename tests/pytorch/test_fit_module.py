@@ -87,8 +87,8 @@ def test_a_folder_that_cannot_be_written_is_named_in_one_line(
     Path("denied").mkdir()
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, *how: Path(path).name != "denied" and may(path, *how))
-    cure = "choose one that you may write to" if workdir == "denied" else "check the disk"
-    with pytest.raises(StoreError, match=rf"^cannot write (in )?\S*/{workdir}: \w[\w ]+; {cure}$"):
+    cure = "choose a place that you may write to" if workdir == "denied" else "check the disk"
+    with pytest.raises(StoreError, match=rf"^cannot write (to )?\S*/{workdir}: \w[\w ]+; {cure}$"):
         oocdl.fit(Net(), data, **OPTIONS, workdir=workdir)
 
 
